@@ -16,7 +16,7 @@ Both sides send lines of JSON, each an object with one key, which names the mess
 
     join          {"rank", "number", "host"}: its first message; `number` is its --num_processes
     ping          is a coordinator listening? (the only message of a connection that does not join)
-    alive         each second
+    alive         each second, and in answer to `alive` until the run begins
     peer_timeout  seconds of silence after which any process counts as lost
     failed        {"status", "collective"}: it has an error, and waits until it may report it
     finished      its status: it ends, and that is no failure
@@ -27,7 +27,8 @@ and the coordinator sends
 
     alive         each second, and in answer to `ping`
     missing       to rank 0 until all have joined: {"ranks", a text; "seconds_left"}
-    start         {"rank", "number", "port", "missing"}: the run begins; `port` is that of jax's service
+    start         {"rank", "number", "address", "port", "missing"}: the run begins; `address` is that of this host, and
+                  `port` that of jax's service
     wait          the run begins or goes on without this process, which joins again when the connection closes
     refused       {"text", "status"}: report this error of the meeting, and end
     report        report your error, and end
@@ -42,6 +43,7 @@ This file imports nothing of fiddlex: Python runs it as a script, which starts i
 """
 
 import contextlib
+import ipaddress
 import json
 import math
 import resource
@@ -50,10 +52,12 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 ALIVE_S = 1.0  # seconds between two signs of life, in both directions
-SUSPECTED_S = 5.0  # of silence, after which a process counts as lost once a collective has failed
+# Of silence, after which a process counts as lost once a collective has failed, and another may come with its rank.
+SUSPECTED_S = 5.0
 PEER_TIMEOUT_S = 60.0  # of silence, after which it is lost, until the run has sent its train.peer_timeout_s
 MOST_SECONDS = 604800  # of any time-out: a week
 LINE_BYTES = 2**16  # of the longest line: the ranks and hosts of a large run
@@ -73,7 +77,8 @@ class Process:
     """One process of the run, or one that wants to be, and its connection.
 
     Attributes:
-      rank: the rank that it joined with; of a member of the run, from the start, its rank there; −1 before it joins.
+      process_id: the rank that it joined with; −1 before it joins.
+      rank: the same until the run begins; then its rank in the run.
       host: its host's name.
       heard_s: when it was last heard of, by the monotonic clock.
       connected_s: when it connected.
@@ -83,7 +88,8 @@ class Process:
 
     def __init__(self, connection: socket.socket, rank: int, host: str):
         connection.setblocking(False)
-        self.connection, self.rank, self.host = connection, rank, host
+        self.connection, self.host = connection, host
+        self.process_id = self.rank = rank
         self.heard_s = self.connected_s = time.monotonic()
         self.finished = False
         self.dispatched: int | None = None
@@ -266,8 +272,13 @@ class Coordinator:
         if value["rank"] < 0 or len(value["host"]) > _HOST_CHARACTERS or not value["host"].isprintable():
             raise ProtocolError
         self._strangers.discard(process)
-        process.rank, process.host = value["rank"], value["host"]
-        there = self._members.get(process.rank)
+        process.rank = process.process_id = value["rank"]
+        process.host = value["host"]
+        there = next((each for each in self._members.values() if each.process_id == process.process_id), None)
+        if there is not None and time.monotonic() - there.heard_s > SUSPECTED_S:  # its host is off, or was cut off
+            if self._service is None:
+                self._closed(there)
+            there = None
         if value["number"] != self._number:
             self._refuse(process, f"--num_processes is {self._number} on rank 0 and {value['number']}")
         elif not 0 <= process.rank < self._number:
@@ -321,13 +332,13 @@ class Coordinator:
     def _start(self, size: int) -> None:
         """Starts jax's service, and the run with the first `size` of those that have joined."""
         self._bound, self._service = _jax_service(size)
-        port = self._bound.getsockname()[1]
+        port, address = self._bound.getsockname()[1], _address(self._members.values())
         joined = [self._members[rank] for rank in sorted(self._members)]
         self._members = dict(enumerate(joined[:size]))
         missing = sorted({*range(self._number)} - {process.rank for process in joined})
         for rank, process in self._members.items():
             process.rank, process.heard_s = rank, time.monotonic()  # from now on it says that it is alive
-            process.send(start={"rank": rank, "number": size, "port": port, "missing": missing})
+            process.send(start={"rank": rank, "number": size, "address": address, "port": port, "missing": missing})
         for process in joined[size:]:
             process.send(wait=True)
             self._waiting.append(process)
@@ -424,6 +435,13 @@ def listed(ranks: list[int]) -> str:
     """Ranks for a message; of many, the first and how many others."""
     shown = ", ".join(map(str, ranks[:_SHOWN]))
     return f"{shown} and {len(ranks) - _SHOWN} others" if len(ranks) > _SHOWN else shown
+
+
+def _address(members: Iterable[Process]) -> str:
+    """The address by which members on other hosts have reached this host, or that of its loopback interface."""
+    connections = [process.connection for process in members if process.connection.family != socket.AF_UNIX]
+    addresses = [connection.getsockname()[0].removeprefix("::ffff:") for connection in connections]
+    return next((each for each in addresses if not ipaddress.ip_address(each).is_loopback), "127.0.0.1")
 
 
 def _jax_service(size: int) -> tuple[socket.socket, Any]:

@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from fiddlex.cluster.addresses import check_reachable, connect_cpus_at
 from fiddlex.cluster.coordinator import listed
 from fiddlex.cluster.launchers import Place, find_place, is_launched
 from fiddlex.cluster.peers import Peers
@@ -50,7 +51,6 @@ WAIT_S = 600  # seconds in which they have to come to a common point
 _HEARTBEAT_S = 3600  # of jax itself, which ends a process with a stack trace; the coordinator is sooner
 _SHARED, _POSTED = "fiddlex/shared", "fiddlex/posted"
 _FAILURE_STATUS = 1
-_REACH_S = 10.0  # in which a host answers
 _POLL_S = 0.2  # between chances for a handler of signals
 
 
@@ -182,7 +182,7 @@ def _connect(membership: Membership, place: Place, *, timeout_s: int) -> None:
     import jax  # a run of one process with a mistake in its config ends sooner without
 
     end_by(_end_all, crashed=_crashed, finished=_finished)
-    _check_reachable(membership.service)
+    check_reachable(membership.service)
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which `StopSignals` handles
     try:
         jax.distributed.initialize(
@@ -199,23 +199,11 @@ def _connect(membership: Membership, place: Place, *, timeout_s: int) -> None:
     except (RuntimeError, ValueError, OSError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DeviceError(f"jax cannot connect the processes of the run: {first_line}") from error
-    from jax._src.distributed import global_state as state  # jax has no public access to its key-value store
+    from jax._src.distributed import global_state as state  # jax has no public access to its client
 
+    connect_cpus_at(membership.address, state.client)
     _cluster = _cluster._replace(client=state.client)
     _let_first_print()
-
-
-def _check_reachable(service: str) -> None:
-    """Checks that jax can reach its service, since jaxlib aborts the process where it cannot."""
-    host, _, port = service.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
-    except OSError as error:
-        raise DeviceError(
-            f"jax's service at {service}, on the host of rank 0, cannot be reached: {error.strerror or error}. Check "
-            "--coordinator_address, and that no firewall stands between the hosts: they must reach each other at any "
-            "port."
-        ) from error
 
 
 def _let_first_print() -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple, TextIO
 
 from fiddlex.cluster import coordinator
+from fiddlex.cluster.addresses import own_address
 from fiddlex.errors import ConfigError, DeviceError
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Membership(NamedTuple):
       service: HOST:PORT of jax's coordination service.
       connection: the connection to the coordinator.
       lines: what the coordinator sends.
+      address: by which other processes reach this one.
       missing: the ranks that did not join, and that the run goes on without.
     """
 
@@ -67,6 +69,7 @@ class Membership(NamedTuple):
     service: str
     connection: socket.socket
     lines: TextIO
+    address: str
     missing: tuple[int, ...] = ()
 
 
@@ -97,7 +100,8 @@ def meet(address: str, number: int, rank: int, *, timeout_s: float, sizes: Seque
                 with server:
                     connection = _start(server, address, number, timeout_s=timeout_s, sizes=sizes)
             else:
-                connection = socket.create_connection(place, timeout=max(deadline - time.monotonic(), 0.001))
+                wait_s = min(deadline - time.monotonic(), _SILENT_S)  # TCP itself would try ever less often
+                connection = socket.create_connection(place, timeout=max(wait_s, 0.001))
                 send(connection, {"join": {"rank": rank, "number": number, "host": socket.gethostname()}})
             answer = _answered(connection, place[0], rank)
         except OSError as error:
@@ -225,12 +229,14 @@ def _answered(connection: socket.socket, host: str, rank: int) -> _Answer:
         lines = stack.enter_context(connection.makefile("r", encoding="utf-8"))
         try:
             for message in read_messages(lines):
+                if "alive" in message:
+                    send(connection, {"alive": True})
                 if "start" in message:
                     start = message["start"]
                     stack.pop_all()
                     service = f"[{host}]:{start['port']}" if ":" in host else f"{host}:{start['port']}"
-                    missing = tuple(start["missing"])
-                    place = Membership(start["rank"], start["number"], service, connection, lines, missing)
+                    own, missing = own_address(connection, start["address"]), tuple(start["missing"])
+                    place = Membership(start["rank"], start["number"], service, connection, lines, own, missing)
                     return _Answer(place, waits)
                 if "refused" in message:
                     status, text = message["refused"]["status"], message["refused"]["text"]

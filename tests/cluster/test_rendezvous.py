@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import pytest
 
 from fiddlex.cluster import rendezvous
+from fiddlex.cluster.coordinator import SUSPECTED_S
 from fiddlex.cluster.rendezvous import Membership, StoppedError, meet, read_messages, send
 from fiddlex.config.interrupts import STOP_SIGNALS
 from fiddlex.errors import ConfigError, DeviceError
@@ -55,6 +56,13 @@ def close(member: Joined) -> None:
             member.connection.shutdown(socket.SHUT_RDWR)
         member.lines.close()
         member.connection.close()
+
+
+def connected(port: int) -> socket.socket:
+    """A connection to a port of this host, as soon as somebody listens there."""
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(("localhost", port), timeout=1)
 
 
 def told(member: Membership) -> dict[str, object]:
@@ -114,13 +122,8 @@ def test_strangers_at_the_port_change_nothing(text: bytes) -> None:
     port = free_port()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         first = pool.submit(meet, f"localhost:{port}", 2, 0, timeout_s=10)
-        while True:
-            try:
-                with socket.create_connection(("localhost", port), timeout=1) as stranger:
-                    stranger.sendall(text)
-                break
-            except ConnectionRefusedError:
-                continue
+        with connected(port) as stranger:
+            stranger.sendall(text)
         second = pool.submit(meet, f"localhost:{port}", 2, 1, timeout_s=10)
         members = [first.result(), second.result()]
     with socket.create_connection(("localhost", port), timeout=1) as stranger:
@@ -129,6 +132,17 @@ def test_strangers_at_the_port_change_nothing(text: bytes) -> None:
     assert told(members[1]) == {"stop": {"signal": 2, "rank": 0}}
     for each in members:
         close(each)
+
+
+def test_no_attempt_to_connect_lasts_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TCP tries a host that does not answer ever less often, so it would notice late that the host is back."""
+
+    def connect(place: tuple[str, int], *, timeout: float) -> socket.socket:
+        raise RuntimeError(f"{place}, {timeout:g} s")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(RuntimeError, match=r"\('far', 7\), 10 s"):
+        meet("far:7", 2, 1, timeout_s=300)
 
 
 def test_fewer_processes_start_under_new_ranks_where_that_is_allowed() -> None:
@@ -156,6 +170,51 @@ def test_a_process_that_has_no_place_waits_for_the_end_and_joins_again() -> None
     assert [each.rank for each in members] == [0, 1, 2, 3]
     for each in members:
         close(each)
+
+
+def test_a_host_that_comes_back_waits_though_others_have_new_ranks() -> None:
+    address = f"localhost:{free_port()}"
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(meet, address, 3, rank, timeout_s=1, sizes=(2,)) for rank in (0, 2)]
+        members = [each.result() for each in runs]
+        assert [each.rank for each in members] == [0, 1]
+        back = pool.submit(meet, address, 3, 1, timeout_s=20)
+        with pytest.raises(ConfigError, match="--process_id=2 was given to two processes"):
+            meet(address, 3, 2, timeout_s=5)
+        assert not back.done()
+        for each in members:
+            close(each)
+        again = [pool.submit(meet, address, 3, rank, timeout_s=20) for rank in (0, 2)]
+        members = [each.result() for each in [*again, back]]
+    assert [each.rank for each in members] == [0, 2, 1]
+    for each in members:
+        close(each)
+
+
+@pytest.mark.parametrize("number", [2, 3], ids=["during the run", "during the meeting"])
+def test_a_host_that_was_cut_off_comes_back_before_it_counts_as_lost(number: int) -> None:
+    """The coordinator learns of no end of its first connection."""
+    port = free_port()
+    address = f"localhost:{port}"
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        members = [pool.submit(meet, address, number, 0, timeout_s=20)]
+        with connected(port) as cut_off:
+            cut_off.settimeout(20)
+            send(cut_off, {"join": {"rank": 1, "number": number, "host": "far"}})
+            assert cut_off.recv(1)
+            time.sleep(SUSPECTED_S + 0.5)
+            members.append(pool.submit(meet, address, number, 1, timeout_s=20))
+            time.sleep(0.5)
+            assert not members[1].done()
+        if number == 2:
+            assert told(members[0].result())["lost"]
+            close(members[0].result())
+            members[0] = pool.submit(meet, address, number, 0, timeout_s=20)
+        else:
+            members.append(pool.submit(meet, address, number, 2, timeout_s=20))
+        assert [each.result().rank for each in members] == [*range(number)]
+    for each in members:
+        close(each.result())
 
 
 @pytest.mark.parametrize("status", [0, 143])
