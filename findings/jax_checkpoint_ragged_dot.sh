@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # One would guess: jax.checkpoint with the policy dots_saveable keeps the results of all matrix products.
-# Seen (jax 0.10.2, 2026-11-27): it keeps those of dot_general. Those of lax.ragged_dot are computed a second time in the
-#   backward pass, just as without a policy. Two products in a row take 4 of them with dot_general and 6 with ragged_dot.
+# Seen (jax 0.10.2, 2026-11-27): it keeps those of dot_general. Those of lax.ragged_dot are computed a second time in
+#   the backward pass, just as without a policy. Two products in a row take 4 of them with dot_general and 6 with
+#   ragged_dot.
 # Where it bites: a mixture of experts. Its experts are most of the FLOPs, and the policy that is to keep products from
 #   running twice leaves out exactly these. Names (checkpoint_name, save_only_these_names) keep them.
 set -euo pipefail

@@ -3,8 +3,8 @@
 # Seen (jax 0.10.2 and 0.12.0.1, CPU, 2026-11-27): jnp.sum of int8 gives int32, and np.cumsum gives int64. jnp.cumsum
 #   stays in int8 and wraps around: the sum of 300 ones is 300, and the last of their cumulative sums is 44. A mask of
 #   type bool is counted in int32.
-# Where it bites: positions in a sequence, and places in an expert's buffer, are cumulative sums of masks. They are right
-#   in tests with up to 127 tokens.
+# Where it bites: positions in a sequence, and places in an expert's buffer, are cumulative sums of masks. They are
+#   right in tests with up to 127 tokens.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

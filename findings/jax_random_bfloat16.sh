@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One would guess: jax.random.categorical draws tokens by their probability from logits in bfloat16, but for the rounding
-#   of the logits.
+# One would guess: jax.random.categorical draws tokens by their probability from logits in bfloat16, but for the
+#   rounding of the logits.
 # Seen (jax 0.10.2 and 0.12.0.1, CPU, 2026-11-27): the noise is drawn in the type of the logits, and a uniform bfloat16
 #   has 128 different values. Of 1,024 equally probable tokens, the first 64 come up in 40% of the draws in place of 6%,
 #   and some 300 never do: where the largest noise is there more than once, the first place wins. bernoulli with a

@@ -4,7 +4,8 @@
 #   in it. In float16 the norm of 100,000 gradients of 1 is infinite, and clip_by_global_norm returns zeros without a
 #   word. In bfloat16 the norm over many small arrays is too low: 362 in place of 632, where 1,000 arrays of 300
 #   elements follow one of 100,000.
-# Where it bites: with gradients in float16 training stops, and the loss stays finite; in bfloat16 clipping begins too late.
+# Where it bites: with gradients in float16 training stops, and the loss stays finite; in bfloat16 clipping begins too
+#   late.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # One would guess: optax.inject_hyperparams(optax.adamw) trains as optax.adamw does, and lets one read and set numbers.
 # Seen (optax 0.2.8, jax 0.10.2, CPU, 2026-11-27): it holds all numbers in the type of the first array of weights. In
-#   bfloat16 b2 = 0.999 is 1, the bias correction divides 0 by 0, and the first update is NaN. optax.adamw alone computes
-#   with the exact b2, and its update is finite. Which type is taken depends on the name of the first array in the tree.
+#   bfloat16 b2 = 0.999 is 1, the bias correction divides 0 by 0, and the first update is NaN. optax.adamw alone
+#   computes with the exact b2, and its update is finite. Which type is taken depends on the name of the first array in
+#   the tree.
 # Where it bites: a run with weights in bfloat16 dies when the learning rate is to be logged. The argument
 #   hyperparam_dtype=jnp.float32 helps.
 set -euo pipefail

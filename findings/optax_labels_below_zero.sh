@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # One would guess: a label of -100, which PyTorch and transformers give to tokens that do not count, adds nothing to
 #   optax's cross-entropy, or makes it NaN.
-# Seen (optax 0.2.8, jax 0.10.2, CPU, 2026-11-27): softmax_cross_entropy_with_integer_labels counts labels below 0 from the
-#   end. -100 is the class with the number of classes less 100, and its loss is finite. softmax_cross_entropy of a
+# Seen (optax 0.2.8, jax 0.10.2, CPU, 2026-11-27): softmax_cross_entropy_with_integer_labels counts labels below 0 from
+#   the end. -100 is the class with the number of classes less 100, and its loss is finite. softmax_cross_entropy of a
 #   one-hot label gives 0 for it. A label above the last class gives NaN by the first and 0 by the second.
 # Where it bites: a data collator of transformers feeds a JAX model. At every padding token the model learns to predict
 #   one rare token of the vocabulary, and the mean loss looks plausible. The argument `where` leaves tokens out.

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # One would guess: a byte-level BPE tokenizer can encode any text, since it knows all 256 bytes.
 # Seen (tokenizers 0.23.3, 2026-11-27): with the pre-tokenizer ByteLevel, BpeTrainer takes into the vocabulary only the
-#   bytes that its texts have. A byte that they lack is left out of the ids without an error or an unknown token:
-#   "Zebra 7" comes back as "er". With initial_alphabet=ByteLevel.alphabet() nothing is lost.
-# Where it bites: a tokenizer that was trained on a sample in one language drops letters of others, digits or emoji, and a
-#   model is trained and scored on a shorter text. Its loss per token shows nothing.
+#   bytes that its texts have. A byte that they lack is left out of the ids without an error or an unknown token: "Zebra
+#   7" comes back as "er". With initial_alphabet=ByteLevel.alphabet() nothing is lost.
+# Where it bites: a tokenizer that was trained on a sample in one language drops letters of others, digits or emoji, and
+#   a model is trained and scored on a shorter text. Its loss per token shows nothing.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

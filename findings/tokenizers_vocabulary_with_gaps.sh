@@ -3,8 +3,9 @@
 # Seen (tokenizers 0.23.3, 2026-11-27): the new id is the number of tokens. In a vocabulary whose ids have gaps this id
 #   may be taken. Then two tokens share it: both are encoded as this id, and it is decoded as the newer one. Nothing is
 #   said. get_vocab_size() is the number of tokens too, which is less than the largest id plus one.
-# Where it bites: a vocabulary from which tokens were taken out, or one with reserved ids, gets a padding token: a word's
-#   embedding is also that of the padding. An embedding with get_vocab_size() rows is too small for such a vocabulary.
+# Where it bites: a vocabulary from which tokens were taken out, or one with reserved ids, gets a padding token: a
+#   word's embedding is also that of the padding. An embedding with get_vocab_size() rows is too small for such a
+#   vocabulary.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # One would guess: lax.ragged_dot multiplies each row with the matrix of its group alone, at least on TPUs, whose users
 #   it was made for. Its FLOPs do not depend on the number of groups.
-# Seen (jax 0.10.2, libtpu 0.0.52, compiled for v5e ahead of time, and CPU, 2026-11-27): XLA multiplies all rows with all
-#   matrices and selects. With 8 groups the compiled program has 8 times the FLOPs of a product, with 64 groups 64 times.
+# Seen (jax 0.10.2, libtpu 0.0.52, compiled for v5e ahead of time, and CPU, 2026-11-27): XLA multiplies all rows with
+#   all matrices and selects. With 8 groups the compiled program has 8 times the FLOPs of a product, with 64 groups 64
+#   times.
 # Where it bites: a mixture of experts without dropping costs as much as if every token went to every expert. The figure
 #   is XLA's cost analysis; no TPU was timed. A kernel of one's own (Pallas) is what avoids it.
 set -euo pipefail
