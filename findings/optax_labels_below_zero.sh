@@ -5,7 +5,7 @@
 #   the end. -100 is the class with the number of classes less 100, and its loss is finite. softmax_cross_entropy of a
 #   one-hot label gives 0 for it. A label above the last class gives NaN by the first and 0 by the second.
 # Where it bites: a data collator of transformers feeds a JAX model. At every padding token the model learns to predict
-#   one rare token of the vocabulary, and the mean loss looks plausible. The argument `where` leaves tokens out.
+#   one rare token of the vocabulary, and the loss is finite. The argument `where` leaves tokens out.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -4,7 +4,7 @@
 #   bytes that its texts have. A byte that they lack is left out of the ids without an error or an unknown token: "Zebra
 #   7" comes back as "er". With initial_alphabet=ByteLevel.alphabet() nothing is lost.
 # Where it bites: a tokenizer that was trained on a sample in one language drops letters of others, digits or emoji, and
-#   a model is trained and scored on a shorter text. Its loss per token shows nothing.
+#   a model is trained and scored on a shorter text. No loss counts what was left out.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
