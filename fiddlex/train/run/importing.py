@@ -68,9 +68,9 @@ def converted(folder: Path, program: Program) -> Weights:
     """
     config = program.config
     saved = replaced(config, read_settings(folder))
-    different = described_differences(("model.task",), saved, config)
+    different = described_differences(["model.objective"], saved, config)
     if len(saved.data.classes) != len(config.data.classes):
-        different += described_differences(("data.classes",), saved, config)
+        different += described_differences(["data.labels"], saved, config)
     pair = {"mlm_nsp", "mlm_sop"}  # which have the same weights
     if different and {saved.model.task, config.model.task} != pair:
         raise CheckpointError(
