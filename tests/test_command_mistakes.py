@@ -319,7 +319,7 @@ WRONG = {f"{TRAIN}{options}": message for options, message in OF_TRAIN.items()} 
     ),
     "train --config=gpt_tiny --workdir=run --config.data.tokenizer=gpt2": (
         "data.tokenizer='gpt2': FOLDER/gpt2 does not exist. Use 'bytes' or the path of a tokenizer.json of the "
-        "tokenizers library."
+        "tokenizers library; name one that was moved with --config.data.tokenizer=PATH."
     ),
     "prepare_data --input=text.txt --output_prefix=books": ("--input=text.txt has no text. Name files that have some."),
 }
