@@ -190,7 +190,8 @@ def test_the_line_of_progress_never_wraps(columns: int) -> None:
     bars = [line for line in shown.last_lines if line.startswith("Training")]
     assert len(bars) > 3
     assert all(len(line) < columns for line in bars)
-    assert ("loss 2.5000" in bars[-1]) == (columns > 40)
+    told = [line for line in bars if line.endswith("left")]  # the last line of a slow machine may have no time
+    assert ("loss 2.5000" in (told or bars)[-1]) == (columns > 40)
     assert ("━" in bars[-1]) == (columns == 200)
     *log, printed, result = shown.lines
     assert " ".join(map(str.strip, log)).split()[-3:] == ["with", "a", "word" * 30]

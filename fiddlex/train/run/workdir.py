@@ -260,6 +260,8 @@ def check_same_run(
         )
     held_out = "data.eval_source names" if config.data.eval_source else "data.source holds out"
     what = {"data.tokenizer": "data.tokenizer names", "data.eval_source": held_out}
+    if not config.data.eval_source and digests.get("data.source") != kept.get("data.source"):
+        del what["data.eval_source"]  # the checkpoint tells of other data to train on
     if other := [
         text for name, text in what.items() if name in digests and digests[name] != kept.get(name, digests[name])
     ]:
