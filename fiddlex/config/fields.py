@@ -19,7 +19,7 @@ class Role(enum.Flag):
     """What a field of a config decides."""
 
     SHAPES = enum.auto()  # the shapes of the weights
-    MEANING = enum.auto()  # what weights mean: of another value they do not fit a new run
+    MEANING = enum.auto()  # what model given weights are of: with another value they do not fit
     RUN = enum.auto()  # the model that a run trains, or its order of data: a run goes on with the same value
     UPDATES = enum.auto()  # how weights are updated and nothing about the model; it has a default that needs no update
     FAMILY = enum.auto()  # a part of the model that only some families have
@@ -62,9 +62,9 @@ def field(default: Any, *facts: Role | Need, value: str = "", short: str = "") -
     return dataclasses.field(default=default, metadata={_KEY: Facts(roles, needs, value, short)})
 
 
-def facts_of(declared: dataclasses.Field[Any]) -> Facts:
+def facts_of(of_section: dataclasses.Field[Any]) -> Facts:
     """What the declaration of a dataclass field says."""
-    found: Facts = declared.metadata.get(_KEY, Facts(_NONE))
+    found: Facts = of_section.metadata.get(_KEY, Facts(_NONE))
     return found
 
 

@@ -66,8 +66,9 @@ def claimed(workdir: Path, config: Config, *, digests: Mapping[str, str] = Mappi
       digests: `Dataset.digests`. Data with the digest of the run's former data may have another path.
 
     Raises:
-      CheckpointError: when the directory cannot be written, the run in it differs in a field with the role RUN or
-        SHAPES, a file in it is a link, a pipe or a device, or some processes of this run do not see its files.
+      CheckpointError: when the directory cannot be written, the run in it differs in a field with the role RUN, SHAPES
+        or MEANING or in the content of its data, a file in it is a link, a pipe or a device, or some processes of this
+        run do not see its files.
       ConfigError: when another process is training in it, or the run would delete what `train.keep_every` has kept.
     """
     if not processes.is_first():
@@ -289,7 +290,10 @@ def _kept_digests(workdir: Path) -> dict[str, str]:
 
 
 def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
-    """Raises CheckpointError, listing every difference, when weights of `saved` do not fit the model of `config`."""
+    """Raises CheckpointError, listing every difference, when weights of `saved` do not fit the model of `config`.
+
+    It also raises it when the file of the run's tokenizer has changed since.
+    """
     rotary = "rope_base" in family(saved.model.family).fields  # no weight depends on the length of sequences
     fields = [path for path in paths(Config, WEIGHTS) if not (rotary and path == "model.seq_len")]
     if different := described_differences(fields, saved, config):
