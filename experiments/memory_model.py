@@ -135,7 +135,7 @@ def _compile(config_json: str, topology: str, answer: Connection) -> None:
         def compile_step() -> None:
             try:
                 program = Program(config, make_topology_mesh(config.mesh, topology))
-                program.lower().compile(compiler_options=program.compiler_options)
+                program.compile(program.lower())
             except Exception as error:
                 errors.append(str(error).partition("\n")[0])
 

@@ -43,6 +43,7 @@ def test_what_cannot_be_measured_is_refused_before_it_is(tmp_path: pathlib.Path)
     save_profile(dataclasses.replace(PROFILE, machine="another machine"), tmp_path / "other.json")
     asked = {
         ("--seconds=nan",): "--seconds=nan must be at least 0",
+        ("--steps=3",): "there is no flag --steps. Did you mean --rounds=3?",
         (
             f"--profile={tmp_path}/one.json",
             "--config.model.num_layers=1",

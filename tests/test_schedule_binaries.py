@@ -197,6 +197,16 @@ def test_a_table_without_a_flush_says_where_it_gains_nothing(order, ticks, told,
     assert page.endswith(f"stashed at most: {3 if told else 5}\n{told}")
 
 
+def test_a_first_stage_without_a_delay_is_named_as_what_gains_nothing(tmp_path):
+    rule = tmp_path / "late.py"
+    rule.write_text("def late(*, num_stages, num_microbatches):\n    return tuple(range(num_stages))\n")
+    page = call(*sizes("1f1b", 3, 1, 4), f"--semantics={rule}:late").stdout
+    assert page.endswith(
+        "  delayed weights save no time here: stage 0 has a delay of 0, so it begins a batch only after its last "
+        "backward pass of the one before. Give it a delay of 1 or more.\n"
+    )
+
+
 def test_json_of_semantics():
     """2BW without a bubble takes the work alone, m(F + B), and a flush (m + p − 1)(F + B)."""
     facts = json.loads(call(*sizes("1f1b", 4, 1, 8), "--semantics=2bw", "--format=json").stdout)

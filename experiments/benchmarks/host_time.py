@@ -63,7 +63,7 @@ def in_a_run(config: Config) -> Callable[[int], None]:
 def alone(config: Config) -> Callable[[int], None]:
     """Takes steps with one batch of random tokens, and waits for the last of them."""
     program = make_program(config)
-    step, state = program.lower().compile(compiler_options=program.compiler_options), program.init_state()
+    step, state = program.compile(program.lower()), program.init_state()
     random = np.random.default_rng(0)
 
     def array(like: jax.ShapeDtypeStruct) -> jax.Array:

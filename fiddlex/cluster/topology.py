@@ -225,6 +225,13 @@ class Topology:
         return self.host
 
     @property
+    def platform(self) -> str:
+        """`tpu`, or `gpu` for NVIDIA's; empty for other chips. Without [compiler], what jax calls the chip tells."""
+        if self.compiler:
+            return self.compiler.platform
+        return "gpu" if any(kind.startswith(("NVIDIA ", "Tesla ")) for kind in self.chip.device_kinds) else ""
+
+    @property
     def between_chips(self) -> Link:
         """The innermost link between chips: that of a TPU slice, or of the GPUs that are joined closest."""
         return next((link for link in self.links if link.devices != self.chip.devices_per_chip), self.links[-1])

@@ -22,8 +22,9 @@ from ml_collections import config_flags
 
 from fiddlex.cluster.coordinator import MOST_SECONDS
 from fiddlex.cluster.topology import load_topology
-from fiddlex.config import rules
+from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config, define_path
+from fiddlex.config.paths import relative_paths
 from fiddlex.errors import ConfigError
 from fiddlex.launch import programs
 from fiddlex.launch.job import Job, Options, make_job
@@ -209,8 +210,9 @@ def _file(kind: str) -> str:
 
 
 def _job() -> Job:
-    config = flags.FLAGS["config"].value
-    assert config is not None
+    given: Config | None = flags.FLAGS["config"].value
+    assert given is not None
+    config = given.validate()
     if not config.train.checkpoint_every:
         logger.warning(
             "train.checkpoint_every=0: a restart would begin at step 0. Set --config.train.checkpoint_every."
@@ -239,8 +241,8 @@ def _job() -> Job:
         python=_PYTHON.value,
     )
     return make_job(
-        config.validate(),
-        _train(),
+        config,
+        _train(config),
         topology=load_topology(_TOPOLOGY.value) if _TOPOLOGY.value else None,
         num_devices=_NUM_DEVICES.value,
         workdir=_WORKDIR.value,
@@ -248,14 +250,14 @@ def _job() -> Job:
     )
 
 
-def _train() -> list[str]:
-    """The train command with the config and the overrides of this command line; the path of a file is made absolute."""
+def _train(config: Config) -> list[str]:
+    """The train command with the config and the overrides of this command line; paths are made absolute."""
     flag = flags.FLAGS["config"]
     spec: str = config_flags.get_config_filename(flag)
     named, colon, argument = spec.partition(":")
     if os.path.isfile(named):
         spec = f"{os.path.abspath(named)}{colon}{argument}"
-    overrides = config_flags.get_override_values(flag)
+    overrides = config_flags.get_override_values(flag) | relative_paths(config)
     fields = [f"--config.{name}={value}" for name, value in overrides.items()]
     join = [] if _JOIN_S.value is None else [f"--join_timeout_s={_JOIN_S.value}"]
     return ["train", f"--config={spec}", f"--workdir={_WORKDIR.value}", *fields, *join]

@@ -345,8 +345,8 @@ def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_output(path, as_python(config, title, registering=_registering(config)))
     logger.info("wrote %s", path)
-    if compiler := problem.topology.compiler:
-        form, others = ("jobset", "ssh") if compiler.platform == "tpu" else ("slurm", "jobset, mpi, ssh")
+    if platform := problem.topology.platform:
+        form, others = ("jobset", "ssh") if platform == "tpu" else ("slurm", "jobset, mpi, ssh")
         place = f"--topology={problem.topology.name} --num_devices={config.mesh.num_devices} --workdir=DIR"
         logger.info("fiddlex launch %s --config=%s %s makes a job file of it (also %s).", form, path, place, others)
 

@@ -78,6 +78,7 @@ FLAGS = {
     "stages": "pipe",
     "stages_per_rank": "chunks",
     "schedule": "name",
+    "steps": "rounds",
     "max_new_tokens": "num_tokens",
     "output_dir": "workdir",
     "out_dir": "workdir",

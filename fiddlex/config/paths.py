@@ -1,12 +1,15 @@
 """The paths in a config, made absolute: a workdir keeps them so, and two ways to write one path are one value."""
 
+import operator
 import os
 
 from fiddlex.config.config import Config
 from fiddlex.config.megatron_source import KIND, parse_source
 from fiddlex.config.overrides import replaced
+from fiddlex.config.schedule_source import Kind, source_of
 
 _FOLDERS = ("data.cache", "data.sample_cache_folder", "data.share")
+_OWN_FILES = ("pipeline.schedule", "pipeline.semantics", "optimizer.name")
 
 
 def absolute_paths(config: Config) -> Config:
@@ -14,6 +17,20 @@ def absolute_paths(config: Config) -> Config:
 
     A schedule from a file is not among them: a workdir has its table.
     """
+    return replaced(config, _absolute_paths(config))
+
+
+def relative_paths(config: Config) -> dict[str, str]:
+    """The fields of a validated config that hold relative paths, with absolute ones, for a run in another folder.
+
+    Files of schedules, semantics and update rules are among them.
+    """
+    own = {name: _own_file(operator.attrgetter(name)(config)) for name in _OWN_FILES}
+    paths = _absolute_paths(config) | own
+    return {name: path for name, path in paths.items() if path != operator.attrgetter(name)(config)}
+
+
+def _absolute_paths(config: Config) -> dict[str, str]:
     data, train = config.data, config.train
     paths = {
         "data.source": _source(data.source),
@@ -24,7 +41,14 @@ def absolute_paths(config: Config) -> Config:
     }
     for name in _FOLDERS:
         paths[name] = _absolute(getattr(data, name.removeprefix("data.")))
-    return replaced(config, paths)
+    return paths
+
+
+def _own_file(text: str) -> str:
+    source = source_of(text)
+    if source.kind is Kind.TABLE:
+        return f"file:{_absolute(source.path)}"
+    return f"{_absolute(source.path)}:{source.function}" if source.is_own else text
 
 
 def _source(source: str) -> str:

@@ -130,14 +130,14 @@ def make_job(
       options: what the user has chosen.
 
     Raises:
-      ConfigError: when the devices do not fill the mesh, hosts, processes or slices; for a topology without [compiler];
+      ConfigError: when the devices do not fill the mesh, hosts, processes or slices; for other chips;
         or for a name, workdir or variable that job files cannot have.
     """
-    if topology and topology.compiler is None:
+    if topology and not topology.platform:
         raise ConfigError(
-            f"--topology={topology.name} has no [compiler], so that its {topology.chip.name} are neither TPUs nor GPUs "
-            "of NVIDIA to fiddlex, for which alone there are job files. If they are such GPUs, copy its file and add "
-            'a [compiler] with platform = "gpu" and a name.'
+            f"--topology={topology.name}: its {topology.chip.name} are neither TPUs nor GPUs of NVIDIA to fiddlex, for "
+            "which alone there are job files. If they are such GPUs, copy its file and give chip.device_kinds the name "
+            'by which jax calls them, as in ["NVIDIA H20"].'
         )
     _check_mesh(config, num_devices)
     if not os.path.isabs(workdir):
@@ -152,7 +152,7 @@ def make_job(
         if not _VARIABLE.fullmatch(variable):
             raise ConfigError(f"--env: {variable!r} is no name of a variable. Write --env=NAME=VALUE.")
     processes = options.processes_per_host
-    tpus = topology is not None and topology.compiler is not None and topology.compiler.platform == "tpu"
+    tpus = topology is not None and topology.platform == "tpu"
     if options.fake_devices is not None:
         options = dataclasses.replace(options, devices_per_host=options.fake_devices * processes)
     num_hosts, per_host, shape = _hosts(topology, num_devices, tpus, options)

@@ -74,6 +74,11 @@ def no_gain(windows: Windows, order: str) -> str:
     delayed, waits = max(windows.semantics.delays) > 0, facts.bubble_fraction > 0
     if not delayed or not waits or facts.period_ticks < facts.fill_ticks:
         return ""
+    if not windows.semantics.delays[0]:
+        return (
+            "delayed weights save no time here: stage 0 has a delay of 0, so it begins a batch only after its last "
+            "backward pass of the one before. Give it a delay of 1 or more."
+        )
     ahead = f"With {order}=ahead, forwards of the next batch share ticks with backwards. "
     return (
         "delayed weights save no time here: each rank ends the order of one batch before it begins that of the next. "

@@ -172,7 +172,7 @@ class Trainer:
             with phase("Tracing the train step"):
                 lowered = self._program.lower()  # which may compile small programs of its own
             with phase("Compiling the train step"), counting_hits() as hits:
-                self._compiled = lowered.compile(compiler_options=self._program.compiler_options)
+                self._compiled = self._program.compile(lowered)
             with phase("Waiting for the other processes"):
                 processes.barrier("the first step")  # gloo gives up where a process comes 30 s later than another
         return Compilation(time.monotonic() - start, was_kept=hits.number > 0)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jaxlib.version
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -23,7 +22,6 @@ from fiddlex.config import Config
 from fiddlex.config.progress import phase
 from fiddlex.config.unused import unused_fields
 from fiddlex.costs.sizes import model_flops, num_parameters
-from fiddlex.errors import DeviceError
 from fiddlex.models.flash import kernel_on
 from fiddlex.schedules.table import NONE
 from fiddlex.schedules.text import order_to_text
@@ -37,10 +35,6 @@ from fiddlex.xla.peak_memory import MemoryUse
 from fiddlex.xla.peak_memory import read as read_memory
 
 _SIZE = re.compile(r"\b(\d+(?:\.\d+)?)([KMGT])\b")  # matches `33.19G`
-_LONGEST_REASON = 300  # characters of a compiler's message, which may go on with a whole instruction
-# With weights from the host, libtpu 0.0.52 compiled hidden sizes of 64, 128, 192 and 256 for v5e, and refused 32, 48,
-# 96 and 160 (2026-11-27).
-_STREAMED_WIDTH = 64
 _UNITS = {unit: 2 ** (10 * power) for power, unit in enumerate("KMGT", 1)}
 
 
@@ -102,16 +96,14 @@ def compile_ahead(config: Config, mesh: Mesh, *, reads_memory: bool = False) -> 
     compiled, shortage, text = None, None, ""
     is_tpu = mesh.devices.flat[0].platform == "tpu"
     with tempfile.TemporaryDirectory() as folder:
-        options = program.compiler_options
+        options: dict[str, object] = {}
         if is_tpu or reads_memory:  # jaxlib cannot read the programs of a libtpu newer than itself
-            options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+            options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         try:
             anew = compiled_anew() if reads_memory else contextlib.nullcontext()
             with anew, phase("Compiling the train step"):
-                compiled = lowered.compile(compiler_options=options)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise DeviceError(_refusal(str(error), config, mesh)) from error
+                compiled = program.compile(lowered, **options)
+        except jax.errors.JaxRuntimeError as error:  # too little memory
             shortage = read_shortage(str(error))
         compile_s = time.monotonic() - traced
         if compiled is not None:
@@ -120,23 +112,6 @@ def compile_ahead(config: Config, mesh: Mesh, *, reads_memory: bool = False) -> 
         reports = [_dumped(folder, name) for name in names] if reads_memory else []
         memory_use = read_memory(*reports) if all(reports) and reports else None
     return CompiledStep(program, compiled, text, shortage, memory_use, traced - start, compile_s)
-
-
-def _refusal(message: str, config: Config, mesh: Mesh) -> str:
-    """One line for people about a step that the compiler does not compile, from the first line of its own message."""
-    device = mesh.devices.flat[0]
-    compiler = f"libtpu {libtpu_version()}" if device.platform == "tpu" else f"jaxlib {jaxlib.version.__version__}"
-    reason = message.splitlines()[0]
-    if len(reason) > _LONGEST_REASON:
-        reason = f"{reason[:_LONGEST_REASON]}…"
-    width, streams = config.model.hidden_size, config.pipeline.weights_memory == "host"
-    remedy = "Try another layout (mesh, pipeline), or another version of the compiler."
-    if device.platform == "tpu" and streams and width % _STREAMED_WIDTH:
-        remedy = (
-            f"With pipeline.weights_memory=host, libtpu takes multiples of {_STREAMED_WIDTH} as model.hidden_size, and "
-            f"{width} is none: use one, or pipeline.weights_memory=device."
-        )
-    return f"{compiler} does not compile the train step for {device.device_kind}: {reason} {remedy}"
 
 
 def _dumped(folder: str, report: str) -> str:

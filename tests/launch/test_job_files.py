@@ -77,7 +77,7 @@ def test_a_pod_asks_for_chips_of_which_jax_makes_two_devices(num_devices: int, h
     assert pod["nodeSelector"] == labels
 
 
-@pytest.mark.parametrize("topology", [name for name in catalogue() if load_topology(name).compiler])
+@pytest.mark.parametrize("topology", [name for name in catalogue() if load_topology(name).platform])
 @pytest.mark.parametrize("num_chips", [4, 16, 256])
 def test_clusters_take_manifests_of_all_topologies(topology: str, num_chips: int) -> None:
     config, num_devices = Config(), num_chips * load_topology(topology).chip.devices_per_chip
@@ -190,16 +190,19 @@ def test_a_file_is_written_once(tmp_path: pathlib.Path) -> None:
     assert path.read_text() == (GOLDEN / "slurm_gpu.sh").read_text()
 
 
-def test_the_path_of_a_config_file_is_made_absolute(tmp_path: pathlib.Path) -> None:
+def test_paths_are_made_absolute(tmp_path: pathlib.Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from fiddlex.config import Config\ndef get_config(depth):\n    return Config()\n"
     )
     arguments = ["--config=mine.py:a b", "--topology=h100", "--num_devices=1", "--workdir=/shared/run"]
-    done = call(
-        "launch", "slurm", *arguments, "--config.data.source=text:it's", "--config.optimizer.zero1", cwd=tmp_path
-    )
+    (tmp_path / "rule.py").write_text("def rule(*, config):\n    ...\nrule.moments = 0\n")
+    paths = ["data.source=text:it's", "data.eval_source=text:/held", "optimizer.name=rule.py:rule"]
+    fields = [f"--config.{each}" for each in [*paths, "optimizer.zero1"]]
+    done = call("launch", "slurm", *arguments, *fields, cwd=tmp_path)
     assert f"'--config={tmp_path}/mine.py:a b'" in done.stdout
-    assert """'--config.data.source=text:it'"'"'s'""" in done.stdout
+    assert f"""'--config.data.source=text:{tmp_path}/it'"'"'s'""" in done.stdout
+    assert "--config.data.eval_source=text:/held" in done.stdout
+    assert f"--config.optimizer.name={tmp_path}/rule.py:rule" in done.stdout
     assert "--config.optimizer.zero1=True" in done.stdout
 
 

@@ -43,7 +43,7 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
         (["slurm", *TPU], "launch slurm is for GPUs and CPUs. Start slices of TPUs with launch jobset or launch ssh."),
         (
             ["jobset", *RUN, *POD, "--topology=trainium2"],
-            "--topology=trainium2 has no [compiler], so that its Trainium2 are neither TPUs nor GPUs of NVIDIA to fid",
+            "--topology=trainium2: its Trainium2 are neither TPUs nor GPUs of NVIDIA to fiddlex, for which alone ",
         ),
         (
             ["slurm", *RUN, "--topology=mi300x"],

@@ -2,11 +2,9 @@
 
 import importlib.util
 import re
-import types
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from experiments.memory_model import compiled_bytes
@@ -16,7 +14,6 @@ from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.train.step.program import Program
 from fiddlex.train.trainer import Trainer
-from fiddlex.xla import ahead_of_time
 from fiddlex.xla.ahead_of_time import compile_ahead, memory, read_shortage, report
 from fiddlex.xla.program_text import nbytes, read
 
@@ -157,47 +154,6 @@ def test_a_step_too_large_for_its_devices_is_a_result(tiny_config: Config, monke
     assert facts["reason"] == f"{NEW_WORDS}."
     assert facts["peak_bytes"] is facts["temp_bytes"] is facts["collectives"] is None
     assert facts["model_flops"] > 0
-
-
-OTHERWISE = "Try another layout (mesh, pipeline), or another version of the compiler."
-OF_STREAMS = "takes multiples of 64 as model.hidden_size, and 96 is none: use one, or pipeline.weights_memory=device."
-
-
-@pytest.mark.parametrize(
-    ("platform", "weights_memory", "hidden_size", "compiler", "remedy"),
-    [
-        ("cpu", "device", 32, "jaxlib", OTHERWISE),
-        ("tpu", "device", 32, "libtpu", OTHERWISE),
-        ("tpu", "host", 64, "libtpu", OTHERWISE),
-        ("tpu", "host", 96, "libtpu", OF_STREAMS),
-    ],
-)
-def test_other_errors_of_the_compiler_are_one_line(
-    platform: str,
-    weights_memory: str,
-    hidden_size: int,
-    compiler: str,
-    remedy: str,
-    tiny_config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def compile_it(compiler_options: dict[str, Any]) -> None:
-        raise jax.errors.JaxRuntimeError(f"INTERNAL: a check of {'shapes, ' * 99}\n\nSuspected Python Code Location:")
-
-    lowered = types.SimpleNamespace(compile=compile_it)
-    program = types.SimpleNamespace(compiler_options={}, lower=lambda: lowered)
-    monkeypatch.setattr(ahead_of_time, "Program", lambda config, mesh: program)
-    tiny_config.pipeline.weights_memory, tiny_config.model.hidden_size = weights_memory, hidden_size
-    device = types.SimpleNamespace(platform=platform, device_kind="a chip")
-    mesh: Any = types.SimpleNamespace(devices=np.array([device]))
-    with pytest.raises(
-        DeviceError, match=f"^{compiler} .* does not compile the train step for a chip: INTERN"
-    ) as raised:
-        compile_ahead(tiny_config, mesh)
-    said = str(raised.value)
-    assert "\n" not in said
-    assert len(said) < 600
-    assert said.endswith(remedy)
 
 
 @pytest.mark.parametrize(

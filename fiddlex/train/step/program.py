@@ -13,7 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.cluster.jax_settings import fixed_settings
 from fiddlex.config import Config
+from fiddlex.config.memory_advice import is_lack_of_memory
 from fiddlex.config.schedule_source import is_function
+from fiddlex.errors import DeviceError
 from fiddlex.models.registry import make_model
 from fiddlex.parallel.sharding import on_devices
 from fiddlex.planner.settle import settle
@@ -22,6 +24,7 @@ from fiddlex.train.step.gradients import GradientSource, init_key
 from fiddlex.train.step.muon import deal_over
 from fiddlex.train.step.optimizer import learning_rate_schedule, make_optimizer
 from fiddlex.train.step.own_rule import check_own_rule
+from fiddlex.train.step.refusal import refusal
 from fiddlex.train.step.scaling import Scaling, fit, start_scaling
 from fiddlex.train.step.spikes import Usual, start_usual
 from fiddlex.train.step.state import (
@@ -109,6 +112,20 @@ class Program:
     def lower(self) -> jax.stages.Lowered:
         """The lowered train step, the input of XLA's compiler; puts nothing on a device."""
         return self.step.lower(self.abstract_state, self.source.abstract_inputs)
+
+    def compile(self, lowered: jax.stages.Lowered, **options: object) -> jax.stages.Compiled:
+        """Compiles the lowered step with `compiler_options` and further ones.
+
+        Raises:
+          jax.errors.JaxRuntimeError: when the devices have too little memory for the step.
+          DeviceError: when the compiler refuses the step for another reason.
+        """
+        try:
+            return lowered.compile(compiler_options=self.compiler_options | options)
+        except jax.errors.JaxRuntimeError as error:
+            if is_lack_of_memory(error):
+                raise
+            raise DeviceError(refusal(str(error), self.config, self.mesh)) from error
 
     @property
     def compiler_options(self) -> dict[str, Any]:

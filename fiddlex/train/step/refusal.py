@@ -1,0 +1,29 @@
+"""What a compiler's refusal of a train step means for the person who asked for the step."""
+
+import jaxlib.version
+from jax.sharding import Mesh
+
+from fiddlex.cluster.compilers import libtpu_version
+from fiddlex.config import Config
+
+_LONGEST_REASON = 300  # characters of a compiler's message, which may go on with a whole instruction
+# With weights from the host, libtpu 0.0.52 compiled hidden sizes of 64, 128, 192 and 256 for v5e, and refused 32, 48,
+# 96 and 160 (2026-11-27).
+_STREAMED_WIDTH = 64
+
+
+def refusal(message: str, config: Config, mesh: Mesh) -> str:
+    """One line about a step that the compiler does not compile, from the first line of its own message."""
+    device = mesh.devices.flat[0]
+    compiler = f"libtpu {libtpu_version()}" if device.platform == "tpu" else f"jaxlib {jaxlib.version.__version__}"
+    reason = message.splitlines()[0]
+    if len(reason) > _LONGEST_REASON:
+        reason = f"{reason[:_LONGEST_REASON]}…"
+    width, streams = config.model.hidden_size, config.pipeline.weights_memory == "host"
+    remedy = "Try another layout (mesh, pipeline), or another version of the compiler."
+    if device.platform == "tpu" and streams and width % _STREAMED_WIDTH:
+        remedy = (
+            f"With pipeline.weights_memory=host, libtpu takes multiples of {_STREAMED_WIDTH} as model.hidden_size, and "
+            f"{width} is none: use one, or pipeline.weights_memory=device."
+        )
+    return f"{compiler} does not compile the train step for {device.device_kind}: {reason} {remedy}"
