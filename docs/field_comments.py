@@ -10,7 +10,7 @@ from typing import Any
 from griffe import Class, Docstring, Extension
 
 import fiddlex.config
-from fiddlex.config.field_texts import field_texts
+from fiddlex.terminal.help import field_texts
 
 
 class FieldComments(Extension):

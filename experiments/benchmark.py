@@ -7,7 +7,7 @@ with it.
 import pathlib
 import sys
 
-from fiddlex.config.command_line import run
+from fiddlex.terminal.command_line import run
 
 if __name__ == "__main__":
     if any(argument.lstrip("-").split("=")[0] == "against" for argument in sys.argv[1:]):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from fiddlex.config.command_line import run
+from fiddlex.terminal.command_line import run
 
 _PROCESSES = flags.DEFINE_integer("processes", 4, "processes of each run", lower_bound=2)
 _DEVICES = flags.DEFINE_integer("fake_devices", 2, "devices of each process", lower_bound=1)

@@ -18,8 +18,8 @@ from typing import Any
 from absl import app, flags
 
 from experiments.results import append_result, owned, read_results
-from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, MeshConfig, ModelConfig
+from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.schedules.placement import place_layers
 from fiddlex.simulate.clock import Costs

@@ -19,10 +19,10 @@ from absl import flags
 
 from experiments.results import append_result, read_results
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig
-from fiddlex.config.command_line import run
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.profile import Profile, load_profile, save_profile
 from fiddlex.planner.settle import settle
+from fiddlex.terminal.command_line import run
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of rounds, read and added to", required=True)
 _ROUNDS = flags.DEFINE_integer("rounds", 30, "rounds that there are to be in the results", lower_bound=1)

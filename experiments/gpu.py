@@ -27,9 +27,9 @@ from experiments.on_device.study import Record, Study
 from experiments.on_device.suite import run_suite
 from experiments.results import owned
 from fiddlex.config import rules
-from fiddlex.config.command_line import run
-from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import ConfigError, FiddlexError
+from fiddlex.files.whole_files import write_whole
+from fiddlex.terminal.command_line import run
 
 logger = logging.getLogger("fiddlex.gpu")
 

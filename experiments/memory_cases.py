@@ -385,7 +385,7 @@ LONG = {
 }
 CASES |= LONG
 
-# What backward passes make again (`fiddlex.config.recompute`), in cases from above.
+# What backward passes make again (`fiddlex.config.values.recompute`), in cases from above.
 AGAIN = [
     ("small, 4 replicas", "gelu"),
     ("small, 4 replicas", "norms"),
@@ -518,7 +518,7 @@ STREAMED = {
 }
 CASES |= STREAMED
 
-# Encoded stashes (`fiddlex.config.stash`), in cases from above.
+# Encoded stashes (`fiddlex.config.values.stash`), in cases from above.
 ENCODED = [
     ("medium, 1F1B", "int8"),
     ("xl, 4 replicas", "int8"),

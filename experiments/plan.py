@@ -1,7 +1,7 @@
 """`fiddlex plan` as a script: `fiddlex/commands/plan.py` has what it does and its flags."""
 
 from fiddlex.commands.plan import main
-from fiddlex.config.command_line import run
+from fiddlex.terminal.command_line import run
 
 if __name__ == "__main__":
     run(main)

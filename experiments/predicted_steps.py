@@ -6,7 +6,7 @@ All steps run in one process. The few steps from which the profile is fitted (`f
 that are predicted take turns, so that other load on the machine affects both. Each round adds a line to the results,
 and a stopped study continues where it stopped. The time of a step is that of its fastest turn. No predicted layout is
 among those from which the profile is fitted. A second table changes one thing of a layout at a time
-(`fiddlex.planner.what_if`) and compares the predicted ratio of the two steps with the measured ratio.
+(`fiddlex.tools.what_if`) and compares the predicted ratio of the two steps with the measured ratio.
 """
 
 import os
@@ -20,12 +20,12 @@ from absl import flags
 from experiments.results import append_result, read_results
 from experiments.step_cases import CASES, WHAT_IFS, make_calibrations
 from fiddlex.config import Config
-from fiddlex.config.command_line import run
 from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.predict import predict
 from fiddlex.planner.profile import Profile, ProfiledCostModel
-from fiddlex.planner.what_if import Scenario, apply, what_if
+from fiddlex.terminal.command_line import run
+from fiddlex.tools.what_if import Scenario, apply, what_if
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of rounds, read and added to", required=True)
 _ROUNDS = flags.DEFINE_integer("rounds", 20, "rounds that there are to be in the results", lower_bound=0)

@@ -4,7 +4,8 @@
 
 Each case runs in a process of its own (`--case=NAME`), with a batch that is trained on a few times, saved and trained
 on again. Measured are the largest resident sizes (VmHWM of /proc/self/status, which only Linux has), less the resident
-size before the state is made: when `fiddlex.train.run.require_memory` asks what is free. Programs are compiled anew.
+size before the state is made: when `fiddlex.train.run.faults.require_memory` asks what is free. Programs are compiled
+anew.
 docs/memory.md has the table.
 """
 
@@ -18,10 +19,10 @@ from typing import Any
 from absl import flags
 
 from fiddlex.config import Config
-from fiddlex.config.command_line import load_config, run
 from fiddlex.config.overrides import override
 from fiddlex.errors import ConfigError
 from fiddlex.planner.enough_memory import Use, process_needs
+from fiddlex.terminal.command_line import load_config, run
 
 ALONE = ("mesh.data=1", "mesh.pipe=1", "mesh.tensor=1", "pipeline.schedule=1f1b", "pipeline.num_chunks=1")
 WIDE = ("model.hidden_size=1024", "model.num_heads=16", "pipeline.num_microbatches=8")
@@ -71,7 +72,7 @@ def config_of(name: str) -> Config:
 
 def measure(config: Config) -> dict[str, Any]:
     """Bytes that a run has taken at most: `steps`, and `saving` with a checkpoint that is written beside steps."""
-    from fiddlex.train.run.checkpoint import Checkpoints
+    from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
     from fiddlex.train.trainer import Trainer
 
     trainer = Trainer(config)

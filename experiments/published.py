@@ -21,10 +21,9 @@ import numpy as np
 from absl import flags
 
 from configs.gpt3 import ROWS, get_config
-from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
-from fiddlex.config.command_line import run
 from fiddlex.costs.sizes import hardware_flops
+from fiddlex.hardware.topology import Topology, load_topology
 from fiddlex.planner.closed_forms import Shape, free_running_seconds, stage_ranks
 from fiddlex.planner.cost_model import EFFICIENCY, CostModel, System
 from fiddlex.planner.layouts import Layout, Problem
@@ -33,6 +32,7 @@ from fiddlex.planner.report import exchange_text
 from fiddlex.planner.search import evaluate, search
 from fiddlex.schedules.placement import place_layers
 from fiddlex.simulate.clock import Costs
+from fiddlex.terminal.command_line import run
 
 _TABLES = flags.DEFINE_multi_enum("table", ["sc21", "2bw"], ["sc21", "2bw"], "tables to print")
 

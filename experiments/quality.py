@@ -34,9 +34,9 @@ from experiments.quality_results import (
 )
 from experiments.quality_runs import SIZES, make_config, train
 from experiments.results import append_result
-from fiddlex.config.command_line import run
 from fiddlex.config.sections import OPTIMIZERS
 from fiddlex.errors import ConfigError
+from fiddlex.terminal.command_line import run
 
 SEMANTICS = ("sync", "2bw", "stash")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from experiments.quality_results import QualityCase, Records, parse_prediction
 from fiddlex.config import Config, MeshConfig, PipelineConfig
-from fiddlex.config.command_line import load_config
+from fiddlex.terminal.command_line import load_config
 
 if TYPE_CHECKING:
     from fiddlex.train.loop import Outcome
@@ -77,7 +77,7 @@ def _run(config: Config, workdir: pathlib.Path) -> "Outcome":
 def fine_tuned(case: QualityCase, workdir: pathlib.Path) -> float:
     """The accuracy of a pretrained model on held-out lines of the task, after fine-tuning."""
     from fiddlex.data.documents import read_stdlib
-    from fiddlex.data.swapped_words import write_task
+    from fiddlex.tools.swapped_words import write_task
 
     config, folder = load_config(str(TUNING)), workdir.with_name("swaps")
     write_task(folder, read_stdlib(), fraction=0.05, longest=30, seed=0)

@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fiddlex.data.file_locks import try_lock
 from fiddlex.errors import ConfigError
+from fiddlex.files.file_locks import try_lock
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import nbformat
 from absl import flags
 from nbclient import NotebookClient
 
-from fiddlex.config.command_line import run
+from fiddlex.terminal.command_line import run
 
 NOTEBOOKS = pathlib.Path(__file__).parent / "notebooks"
 _NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.py"))

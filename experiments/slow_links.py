@@ -15,7 +15,7 @@ from absl import flags
 
 from experiments.results import append_result, read_results
 from experiments.slow_link_cases import SlowCase, cases, compiled, table
-from fiddlex.config.command_line import run
+from fiddlex.terminal.command_line import run
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of compiled cases, read and added to", required=True)
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from absl import flags
 
-from fiddlex.config.command_line import run
 from fiddlex.errors import ConfigError
+from fiddlex.terminal.command_line import run
 
 LARGEST = 1000.0  # no larger product of learning rate and curvature is tried
 _MOMENTA = flags.DEFINE_multi_float("momentum", [0.0, 0.5, 0.8, 0.9, 0.95, 0.98], "decays of the momentum", 0, 0.999)

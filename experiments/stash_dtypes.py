@@ -24,8 +24,8 @@ from absl import flags
 from experiments.results import append_result, read_results
 from experiments.stash_results import LOSSY, Results, cost_table, gradient_table, loss_table
 from experiments.stash_runs import cases, gradient_errors, layer_costs, step_seconds, train
-from fiddlex.config.command_line import run
-from fiddlex.config.stash import STASH_DTYPES
+from fiddlex.config.values.stash import STASH_DTYPES
+from fiddlex.terminal.command_line import run
 
 logger = logging.getLogger("fiddlex.stash_dtypes")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.quality_results import last_loss
 from experiments.stash_runs import KINDS, VARIANTS
-from fiddlex.config.stash import STASH_DTYPES
+from fiddlex.config.values.stash import STASH_DTYPES
 
 Results = list[dict[str, Any]]  # of parts of the study: what identifies one, and what was `found`
 LOSSY = STASH_DTYPES[1:]

@@ -28,9 +28,9 @@ from typing import NamedTuple
 import numpy as np
 from absl import flags
 
-from fiddlex.config.command_line import run
 from fiddlex.data.sample_log import read_sample_log
 from fiddlex.errors import DeviceError
+from fiddlex.terminal.command_line import run
 
 _KILLS = flags.DEFINE_integer("kills", 50, "of each run", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 400, "of each run", lower_bound=10)

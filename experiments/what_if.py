@@ -1,7 +1,7 @@
 """`fiddlex what_if` as a script: `fiddlex/commands/what_if.py` has what it does and its flags."""
 
 from fiddlex.commands.what_if import main
-from fiddlex.config.command_line import run
+from fiddlex.terminal.command_line import run
 
 if __name__ == "__main__":
     run(main)

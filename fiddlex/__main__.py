@@ -9,7 +9,7 @@ import os
 import sys
 
 from fiddlex.commands import summaries
-from fiddlex.config.streams import print_any_text
+from fiddlex.terminal.streams import print_any_text
 
 _FAILURE_STATUS, _USAGE_STATUS, _INTERRUPTED_STATUS = 1, 2, 130
 
@@ -43,7 +43,7 @@ def main() -> None:
     sys.argv = [f"fiddlex {name}", *arguments]  # messages begin with the program's name
     try:
         module = importlib.import_module(f"fiddlex.commands.{name}")
-        from fiddlex.config.command_line import run
+        from fiddlex.terminal.command_line import run
     except KeyboardInterrupt:  # `run` handles it later
         sys.exit(_INTERRUPTED_STATUS)
     run(module.main)

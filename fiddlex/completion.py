@@ -17,16 +17,16 @@ import argcomplete
 from absl import flags
 from argcomplete.completers import FilesCompleter
 
-from fiddlex.cluster.topology import catalogue
 from fiddlex.commands import summaries
 from fiddlex.config import Config, data_section, sections
 from fiddlex.config.families import FAMILIES, OBJECTIVES
 from fiddlex.config.files import config_names, describe
-from fiddlex.config.help import takes_file
-from fiddlex.config.recompute import MODES, PARTS
-from fiddlex.config.stash import STASH_DTYPES
+from fiddlex.config.values.recompute import MODES, PARTS
+from fiddlex.config.values.stash import STASH_DTYPES
+from fiddlex.hardware.topology import catalogue
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.semantics import NAMES
+from fiddlex.terminal.help import takes_file
 
 _Completer = Callable[..., Iterable[str]]
 _FIELD_PREFIXES = "--config.", "--noconfig."

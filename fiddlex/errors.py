@@ -46,6 +46,10 @@ class ScheduleError(FiddlexError, ValueError):
     """A pipeline schedule that is unknown, impossible for these sizes, unreadable, or breaks a rule."""
 
 
+class Stopped(SystemExit):
+    """The end of a program that a signal asked for, which no code of a user's file may take for its own."""
+
+
 def is_failure(error: BaseException) -> bool:
     """Whether an exception of another library is a failure, and no request to end the program.
 

@@ -27,10 +27,10 @@ EXPERIMENTS = ROOT / "experiments"
 _IMPORTS = [
     "fiddlex.train.loop",
     "fiddlex.xla.ahead_of_time",
-    "fiddlex.config.command_line",
+    "fiddlex.terminal.command_line",
     "fiddlex.planner.report",
     "fiddlex.planner.search",
-    "fiddlex.planner.what_if",
+    "fiddlex.tools.what_if",
     "fiddlex.simulate.plots",
     "tokenizers",
 ]

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from fiddlex.cluster.mesh import num_cores
-from fiddlex.config.readable import mib
+from fiddlex.terminal.readable import mib
 from tests.programs import EXPERIMENTS, ROOT, call, started
 from tests.small_run import steps
 

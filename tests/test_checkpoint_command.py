@@ -7,9 +7,9 @@ import shutil
 import jax.numpy as jnp
 import pytest
 
-from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.checkpoint_meta import read_meta
-from fiddlex.train.run.checksums import text_checksum
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.checksums import text_checksum
+from fiddlex.train.run.checkpoints.meta import read_meta
 from fiddlex.train.step.state import SavedState
 from tests.programs import call
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.config import Config
-from fiddlex.config.flag_hints import number_meant
 from fiddlex.config.warmup import long_warmup
+from fiddlex.terminal.flag_hints import number_meant
 from tests.programs import call
 
 # Status 2: the command line or the config is wrong. First what follows TRAIN, then whole lines.

@@ -17,10 +17,10 @@ from experiments.on_device.report import NOT_MEASURED, WANTED, document
 from experiments.on_device.sizes import SIZES, config_of, write_tokens
 from experiments.on_device.study import Record, Study
 from experiments.on_device.suite import Chosen, run_tests
-from fiddlex.cluster.flash import flash_kernel
 from fiddlex.config import Config
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import DeviceError
+from fiddlex.hardware.flash import flash_kernel
 from tests.programs import ROOT, call
 from tests.test_against import fake
 

@@ -19,8 +19,8 @@ from absl import flags
 from experiments.benchmarks.comparison import TOLERANCES, compare, first_losses, table
 from experiments.benchmarks.known_systems import DEVICES, IN_FLOAT32, KNOWN, as_json, ask, pairs
 from fiddlex.config import rules
-from fiddlex.config.command_line import define_config
 from fiddlex.errors import ConfigError
+from fiddlex.terminal.command_line import define_config
 
 _CONFIG = define_config()
 _AGAINST = flags.DEFINE_list("against", [], f"systems to compare with: fiddlex, {', '.join(KNOWN)}")

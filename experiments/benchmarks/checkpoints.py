@@ -32,10 +32,10 @@ import orbax.checkpoint as ocp
 from absl import flags
 
 from fiddlex.config import Config
-from fiddlex.config.command_line import define_changes, run
-from fiddlex.train.run import checkpoint_writer
-from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.save_interval import FIRST_STEPS, SaveInterval
+from fiddlex.terminal.command_line import define_changes, run
+from fiddlex.train.run.checkpoints import writer as checkpoint_writer
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.save_interval import FIRST_STEPS, SaveInterval
 from fiddlex.train.trainer import Trainer
 
 

@@ -15,7 +15,7 @@ from absl import flags
 
 from experiments.benchmarks.compile_cases import CASES, measure
 from experiments.results import append_result, read_results
-from fiddlex.config.command_line import run
+from fiddlex.terminal.command_line import run
 
 _RESULTS = flags.DEFINE_string("results", "docs/studies/compile.jsonl", "where results are kept, a line for each")
 _LIMIT_S = flags.DEFINE_integer("limit_s", 600, "seconds after which a model is given up", lower_bound=1)

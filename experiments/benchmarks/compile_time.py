@@ -16,7 +16,7 @@ from absl import flags
 
 from experiments.benchmarks.sizes import base_config, with_microbatches
 from fiddlex.config import Config
-from fiddlex.config.command_line import define_changes, run
+from fiddlex.terminal.command_line import define_changes, run
 
 _CONFIG = define_changes(base_config())
 _MICROBATCHES = flags.DEFINE_list("microbatches", ["8", "128"], "numbers of microbatches")

@@ -20,7 +20,7 @@ from absl import flags
 from configs.gpt3 import ROWS
 from experiments.benchmarks.compile_cases import CASES, CompileCase, measure
 from experiments.results import append_result, owned, read_results
-from fiddlex.config.command_line import run
+from fiddlex.terminal.command_line import run
 
 _RESULTS = flags.DEFINE_string("results", "docs/studies/hidden_exchange.jsonl", "where results are kept")
 _LIMIT_S = flags.DEFINE_integer("limit_s", 900, "seconds after which a compilation is given up", lower_bound=1)

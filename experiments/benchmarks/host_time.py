@@ -21,8 +21,8 @@ from experiments.benchmarks.programs import make_program
 from experiments.benchmarks.sizes import base_config
 from fiddlex.cluster.mesh import request_devices
 from fiddlex.config import Config
-from fiddlex.config.command_line import define_changes, run
 from fiddlex.parallel.sharding import on_devices
+from fiddlex.terminal.command_line import define_changes, run
 from fiddlex.train.trainer import Trainer
 
 _CONFIG = define_changes(base_config(pipe=1))

@@ -13,8 +13,8 @@ from absl import flags
 
 from experiments.benchmarks.sizes import base_config, with_microbatches
 from experiments.benchmarks.systems import medians, started_fiddlex, turn, two_cores
-from fiddlex.config.command_line import define_changes, run
 from fiddlex.config.sections import OPTIMIZERS
+from fiddlex.terminal.command_line import define_changes, run
 
 PREDICTIONS = (("none", 1), ("extrapolate", 1), ("extrapolate", 2), ("momentum", 1), ("momentum", 2))
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from absl import flags
 
-from fiddlex.config.command_line import run
 from fiddlex.errors import DeviceError
+from fiddlex.terminal.command_line import run
 
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "turns of each number of processes", lower_bound=1)
 _STEPS = flags.DEFINE_integer("num_steps", 60, "steps of each run", lower_bound=20)

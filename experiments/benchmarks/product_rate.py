@@ -18,8 +18,8 @@ from absl import flags
 
 from experiments.benchmarks.products import Shape, made_product, products_of_step, table
 from fiddlex.config import Config
-from fiddlex.config.command_line import define_config, run
 from fiddlex.errors import ConfigError
+from fiddlex.terminal.command_line import define_config, run
 from fiddlex.train.trainer import Trainer
 
 _CONFIG = define_config()

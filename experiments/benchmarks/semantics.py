@@ -13,7 +13,7 @@ from absl import flags
 
 from experiments.benchmarks.sizes import base_config, with_microbatches
 from experiments.benchmarks.systems import medians, started_fiddlex, turn, two_cores
-from fiddlex.config.command_line import define_changes, run
+from fiddlex.terminal.command_line import define_changes, run
 
 _CONFIG = define_changes(base_config(pipe=2))
 _MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [2, 4, 8], "microbatches in a batch", lower_bound=2)

@@ -16,8 +16,8 @@ import time
 
 from absl import flags
 
-from fiddlex.config.command_line import run
 from fiddlex.errors import DeviceError
+from fiddlex.terminal.command_line import run
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "turns of each kind", lower_bound=1)
 _RUN = flags.DEFINE_multi_string("run", ["--config=gpt_tiny"], "flags of the run")

@@ -17,7 +17,7 @@ from absl import flags
 from experiments.benchmarks.sizes import base_config, with_microbatches
 from experiments.benchmarks.systems import medians, started_fiddlex, turn, two_cores
 from fiddlex.config import Config
-from fiddlex.config.command_line import define_changes, run
+from fiddlex.terminal.command_line import define_changes, run
 
 _CONFIG = define_changes(base_config(pipe=1))
 _MICROBATCHES = flags.DEFINE_integer("microbatches", 8, "microbatches in a batch", lower_bound=1)

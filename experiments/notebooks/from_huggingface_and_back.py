@@ -35,7 +35,7 @@ from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.train import loop
 from fiddlex.train.inference.sampling import SamplingConfig
-from fiddlex.train.run.conversion import export_workdir, import_folder
+from fiddlex.train.run.transfer.conversion import export_workdir, import_folder
 from fiddlex.train.trainer import load_trainer
 
 jax.config.update("jax_platforms", "cpu")

@@ -1,1 +1,1 @@
-"""The hardware of a run: chips and the links between them as data, and the mesh of jax's devices."""
+"""The mesh of devices, and the processes of a run: how they find each other, agree, and end."""

@@ -468,7 +468,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # a connection for each process of the run
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # Those of `fiddlex.config.interrupts.STOP_SIGNALS`, written out since this file imports nothing of fiddlex.
+    # Those of `fiddlex.terminal.interrupts.STOP_SIGNALS`, written out since this file imports nothing of fiddlex.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # Slurm may send one to all processes of a job, which save then
     arguments = json.loads(sys.argv[1])

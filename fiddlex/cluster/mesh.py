@@ -19,12 +19,12 @@ from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType, Mesh
 
 from fiddlex.cluster import processes
-from fiddlex.cluster.compilers import missing_compiler
 from fiddlex.cluster.platforms import leave_out_absent_tpu
-from fiddlex.cluster.topology import LIBTPU_DEVICES_PER_CHIP, catalogue, gpu_targets
 from fiddlex.config import MeshConfig
-from fiddlex.config.readable import counted
 from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.hardware.compilers import missing_compiler
+from fiddlex.hardware.topology import LIBTPU_DEVICES_PER_CHIP, catalogue, gpu_targets
+from fiddlex.terminal.readable import counted
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from absl import flags
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.coordinator import MOST_SECONDS
-from fiddlex.config import library_log
+from fiddlex.terminal import library_log
 
 flags.disclaim_key_flags()  # --help lists them under the program that defines them
 

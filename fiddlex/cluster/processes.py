@@ -35,9 +35,9 @@ from fiddlex.cluster.launchers import Place, find_place, is_launched
 from fiddlex.cluster.peers import Peers
 from fiddlex.cluster.rendezvous import Membership, StoppedError, leave_coordinator, meet
 from fiddlex.cluster.stopping import AgreedStop
-from fiddlex.config import interrupts, progress
-from fiddlex.config.ending import end_by
 from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.terminal import interrupts, progress
+from fiddlex.terminal.ending import end_by
 
 logger = logging.getLogger(__name__)
 

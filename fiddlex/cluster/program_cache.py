@@ -20,7 +20,7 @@ import jax
 from filelock import FileLock
 from jax.experimental.compilation_cache import compilation_cache
 
-from fiddlex.config.every import AUTO
+from fiddlex.config.values.every import AUTO
 from fiddlex.errors import ConfigError
 
 logger = logging.getLogger(__name__)

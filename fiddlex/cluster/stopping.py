@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from fiddlex.cluster.peers import Peers, StopRequest
-from fiddlex.config import interrupts
+from fiddlex.errors import Stopped
+from fiddlex.terminal import interrupts
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class AgreedStop:
         """Asks all processes to stop because of signal `number`, whose handler may call this.
 
         Raises:
-          SystemExit: in a run of one process that has dispatched no step, with status 128 + `number`.
+          Stopped: in a run of one process that has dispatched no step, with status 128 + `number`.
         """
         if self._peers is not None:
             self._peers.request_stop(number)
@@ -64,7 +65,7 @@ class AgreedStop:
         if not self._dispatched:
             when = "after the last step" if self._is_done else "before the first step"
             self._log(f"%s: stopping {when}; nothing has to be saved.", self.request)
-            interrupts.interrupt(SystemExit, 128 + number)
+            interrupts.interrupt(Stopped, 128 + number)
         text = "%s: stopping after the running step and saving; a further Ctrl-C ends the run without saving."
         self._log(text, self.request)
 

@@ -27,18 +27,18 @@ from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config import Config, rules
-from fiddlex.config.command_line import define_config, define_path
-from fiddlex.config.output_format import check_output
 from fiddlex.config.overrides import replaced
-from fiddlex.config.readable import counted, readable_size
 from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.profile import Profile, load_profile, save_profile
 from fiddlex.planner.report import exchange_text
+from fiddlex.terminal.command_line import define_config, define_path
+from fiddlex.terminal.output_format import check_output
+from fiddlex.terminal.readable import counted, readable_size
 
 if TYPE_CHECKING:
-    from fiddlex.data.stalls import Analysis
+    from fiddlex.tools.stalls import Analysis
 
 _MOST_LATENCY_MS, _LEAST_MB_PER_S = 10_000, 0.001  # with slower stores a measurement takes hours
 
@@ -135,7 +135,7 @@ def measure_step(config: Config) -> dict[str, Any]:
     """Measures the step of the config itself, with the most memory that its devices tell to have allocated."""
     import jax
 
-    from fiddlex.train.run.snapshot import memory_stats
+    from fiddlex.train.run.checkpoints.snapshot import memory_stats
     from fiddlex.train.timing import TimedCase, about, time_steps
 
     min_rounds = max(_ROUNDS.value, 2)
@@ -164,7 +164,7 @@ def analyse_data(config: Config) -> "Analysis":
     from fiddlex.data import Loader
     from fiddlex.data.dataset import load_dataset
     from fiddlex.data.stages import SlowStore, StagedExamples
-    from fiddlex.data.stalls import Analysis, measure_loader, num_epochs
+    from fiddlex.tools.stalls import Analysis, measure_loader, num_epochs
     from fiddlex.train.timing import time_with_data_there
 
     rules.between("--store_latency_ms", _STORE_LATENCY_MS.value, 0, _MOST_LATENCY_MS)

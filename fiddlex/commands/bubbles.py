@@ -24,9 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from absl import flags
 
-from fiddlex.config.command_line import define_registering
-from fiddlex.config.readable import counted
-from fiddlex.config.schedule_source import Kind, source_of
+from fiddlex.config.values.schedule_source import Kind, source_of
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.schedules.generators import GENERATORS, make_schedule, require_schedule
 from fiddlex.schedules.lowering import lower
@@ -38,6 +36,8 @@ from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import steady
 from fiddlex.simulate.timeline import BATCH_TIMES, bubble_in
 from fiddlex.synthesis.anywhere import find_anywhere
+from fiddlex.terminal.command_line import define_registering
+from fiddlex.terminal.readable import counted
 
 logger = logging.getLogger("fiddlex.bubbles")
 

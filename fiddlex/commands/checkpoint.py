@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from fiddlex.config import rules
-from fiddlex.config.readable import counted, readable_size, readable_time
 from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.terminal.readable import counted, readable_size, readable_time
 
 if TYPE_CHECKING:
-    from fiddlex.train.run.checkpoint_differences import ArrayDifference, Difference
-    from fiddlex.train.run.checkpoint_inventory import Entry, Verdict
+    from fiddlex.train.run.checkpoints.differences import ArrayDifference, Difference
+    from fiddlex.train.run.checkpoints.inventory import Entry, Verdict
 
 ARGUMENT_CHOICES = ("list", "verify", "diff")
 ARGUMENT = f"what to do: {', '.join(ARGUMENT_CHOICES)}"
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
 
 
 def _list(workdir: pathlib.Path) -> None:
-    from fiddlex.train.run.checkpoint_inventory import entries
+    from fiddlex.train.run.checkpoints.inventory import entries
 
     found = list(entries(workdir))
     if not found and not (workdir / "config.json").exists():
@@ -87,7 +87,7 @@ def _described(entry: "Entry", workdir: pathlib.Path) -> str:
 
 
 def _verify(workdir: pathlib.Path, step: int | None) -> None:
-    from fiddlex.train.run.checkpoint_inventory import finished, verify
+    from fiddlex.train.run.checkpoints.inventory import finished, verify
 
     verdicts: list[Verdict] = []
     for path in finished(workdir, step):
@@ -108,7 +108,7 @@ def _verify(workdir: pathlib.Path, step: int | None) -> None:
 
 
 def _judged(verdict: "Verdict", workdir: pathlib.Path) -> str:
-    from fiddlex.train.run.file_digests import LIST
+    from fiddlex.train.run.checkpoints.file_digests import LIST
 
     name = verdict.path.relative_to(workdir)
     files = counted(verdict.num_files, "file") if verdict.num_files else "files without a list of digests"
@@ -137,8 +137,8 @@ def _unreadable(verdict: "Verdict") -> list[str]:
 
 
 def _diff(first: tuple[str, int], second: tuple[str, int]) -> None:
-    from fiddlex.train.run.checkpoint_differences import difference
-    from fiddlex.train.run.checkpoint_inventory import finished
+    from fiddlex.train.run.checkpoints.differences import difference
+    from fiddlex.train.run.checkpoints.inventory import finished
 
     a, b = (finished(pathlib.Path(workdir), step)[0] for workdir, step in (first, second))
     found = difference(a, b, _progress("compared"))

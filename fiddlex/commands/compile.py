@@ -14,13 +14,14 @@ from typing import Any
 
 from absl import flags
 
-from fiddlex.cluster.host_memory import HostMemory
-from fiddlex.cluster.topology import catalogue, host_for, load_topology
-from fiddlex.config import Config, library_log
-from fiddlex.config.command_line import define_config, define_path
-from fiddlex.config.output_format import check_output
-from fiddlex.config.progress import phase
+from fiddlex.config import Config
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.chips import HostMemory
+from fiddlex.hardware.topology import catalogue, host_for, load_topology
+from fiddlex.terminal import library_log
+from fiddlex.terminal.command_line import define_config, define_path
+from fiddlex.terminal.output_format import check_output
+from fiddlex.terminal.progress import phase
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string(

@@ -16,9 +16,9 @@ from absl import flags
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.process_flags import define_processes
-from fiddlex.config.command_line import apply_overrides, define_overrides, define_path
 from fiddlex.errors import ConfigError
 from fiddlex.interop.folder import PREFIX, folder_of
+from fiddlex.terminal.command_line import apply_overrides, define_overrides, define_path
 
 logger = logging.getLogger("fiddlex.convert")
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
             "mpirun or the job, and without --num_processes."
         )
     from fiddlex.costs.sizes import num_parameters
-    from fiddlex.train.run.conversion import export_workdir, import_folder
+    from fiddlex.train.run.transfer.conversion import export_workdir, import_folder
 
     source, target = folder_of(_SOURCE.value), folder_of(_TARGET.value)
     if (source is None) == (target is None):

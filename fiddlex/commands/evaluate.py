@@ -16,11 +16,11 @@ import pathlib
 from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
-from fiddlex.config.command_line import apply_overrides, define_overrides, define_path, define_workdir
-from fiddlex.config.output_format import check_output
-from fiddlex.config.progress import phase
-from fiddlex.config.readable import counted
-from fiddlex.config.whole_files import write_output
+from fiddlex.files.whole_files import write_output
+from fiddlex.terminal.command_line import apply_overrides, define_overrides, define_path, define_workdir
+from fiddlex.terminal.output_format import check_output
+from fiddlex.terminal.progress import phase
+from fiddlex.terminal.readable import counted
 
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     if output:
         check_output("--output", output)
     with phase("Importing jax"):
-        from fiddlex.train.run.metrics import describe
+        from fiddlex.train.run.records.metrics import describe
         from fiddlex.train.trainer import load_trainer
 
     trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides, force=_FORCE.value)

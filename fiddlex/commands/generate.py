@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
-from fiddlex.config.command_line import apply_overrides, define_overrides, define_path, define_workdir
-from fiddlex.config.progress import phase
-from fiddlex.config.readable import counted, readable_time
 from fiddlex.errors import ConfigError
+from fiddlex.terminal.command_line import apply_overrides, define_overrides, define_path, define_workdir
+from fiddlex.terminal.progress import phase
+from fiddlex.terminal.readable import counted, readable_time
 
 if TYPE_CHECKING:
     from fiddlex.train.inference.generation import Completion, Speed, TextGenerator
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
     _join()
     with phase("Importing jax"):
         from fiddlex.train.inference.sampling import SamplingConfig
-        from fiddlex.train.run.result import load_generator
+        from fiddlex.train.run.transfer.result import load_generator
 
     sampling = SamplingConfig(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _SEED.value)
     sampling.validate()

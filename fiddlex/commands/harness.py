@@ -16,10 +16,10 @@ import pathlib
 from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
-from fiddlex.config.command_line import apply_overrides, define_overrides, define_path, define_workdir
-from fiddlex.config.output_format import check_output
-from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError
+from fiddlex.files.whole_files import write_output
+from fiddlex.terminal.command_line import apply_overrides, define_overrides, define_path, define_workdir
+from fiddlex.terminal.output_format import check_output
 
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run, or made by convert.py")
@@ -40,8 +40,8 @@ def main(argv: list[str]) -> None:
     output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
     if output:
         check_output("--output", output)
-    from fiddlex.train.harness import FiddlexLM
-    from fiddlex.train.harness_tasks import task_manager
+    from fiddlex.tools.harness import FiddlexLM
+    from fiddlex.tools.harness_tasks import task_manager
     from fiddlex.train.run.workdir import read_config
 
     read_config(pathlib.Path(_WORKDIR.value))  # a wrong name is told before the harness reads its catalogue

@@ -21,11 +21,10 @@ from absl import flags
 from ml_collections import config_flags
 
 from fiddlex.cluster.coordinator import MOST_SECONDS
-from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, rules
-from fiddlex.config.command_line import define_config, define_path
 from fiddlex.config.paths import relative_paths
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.topology import load_topology
 from fiddlex.launch import programs
 from fiddlex.launch.job import Job, Options, make_job
 from fiddlex.launch.jobset import JobSetOptions, jobset_manifest
@@ -34,6 +33,7 @@ from fiddlex.launch.slurm import SlurmOptions, slurm_script
 from fiddlex.launch.slurm_site import save_time_warning
 from fiddlex.launch.ssh import ssh_script
 from fiddlex.launch.supervisor import MAX_RESTARTS, Limits, supervise
+from fiddlex.terminal.command_line import define_config, define_path
 
 logger = logging.getLogger("fiddlex.launch")
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags
 
-from fiddlex.config.command_line import define_path
 from fiddlex.data.documents import read_stdlib
 from fiddlex.data.statistics import wilson_interval
-from fiddlex.data.swapped_words import LABELS, Line, write_task
+from fiddlex.terminal.command_line import define_path
+from fiddlex.tools.swapped_words import LABELS, Line, write_task
 
 _OUTPUT = define_path("output", None, "folder for train.jsonl and eval.jsonl", required=True)
 _LONGEST = flags.DEFINE_integer("longest", 30, "bytes of a line at most", lower_bound=10)

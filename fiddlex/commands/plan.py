@@ -27,25 +27,25 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import config_flags
 
-from fiddlex.cluster.compilers import missing_compiler
-from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, families, rules
-from fiddlex.config.command_line import define_config, define_path
-from fiddlex.config.progress import phase
-from fiddlex.config.readable import readable_size, readable_time
-from fiddlex.config.whole_files import write_output, write_whole
 from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.files.whole_files import write_output, write_whole
+from fiddlex.hardware.compilers import missing_compiler
+from fiddlex.hardware.topology import Topology, load_topology
 from fiddlex.planner.auto_plans import with_auto
 from fiddlex.planner.layouts import HEADROOM, OBJECTIVES, SEMANTICS, Layout, Problem
 from fiddlex.planner.no_plan import too_little, why_none
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, further_text, layout_text
 from fiddlex.planner.search import Found, Plan, search, search_further
-from fiddlex.planner.unequal_stages import report as unequal_report
-from fiddlex.planner.unequal_stages.answers import Answers, answers_for_model, answers_for_profile
-from fiddlex.planner.unequal_stages.profile_graph import read_profile
 from fiddlex.schedules import generators
 from fiddlex.schedules.generators import GENERATORS, require_schedule
 from fiddlex.synthesis.search import NAME as AUTO
+from fiddlex.terminal.command_line import define_config, define_path
+from fiddlex.terminal.progress import phase
+from fiddlex.terminal.readable import readable_size, readable_time
+from fiddlex.tools.unequal_stages import report as unequal_report
+from fiddlex.tools.unequal_stages.answers import Answers, answers_for_model, answers_for_profile
+from fiddlex.tools.unequal_stages.profile_graph import read_profile
 
 logger = logging.getLogger("fiddlex.plan")
 
@@ -53,7 +53,7 @@ _CONFIG = define_config(required=False)
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,
-    "name of the catalogue (python -m fiddlex.cluster.topology lists it) or a .toml file",
+    "name of the catalogue (python -m fiddlex.hardware.topology lists it) or a .toml file",
     required=True,
 )
 _NUM_DEVICES = flags.DEFINE_integer("num_devices", None, "devices to use", lower_bound=1, required=True)

@@ -15,11 +15,11 @@ import time
 
 from absl import flags
 
-from fiddlex.config.command_line import define_path
-from fiddlex.config.phase import Phase
-from fiddlex.config.progress import phase
-from fiddlex.config.readable import counted, readable_size, readable_time
 from fiddlex.errors import ConfigError
+from fiddlex.terminal.command_line import define_path
+from fiddlex.terminal.phase import Phase
+from fiddlex.terminal.progress import phase
+from fiddlex.terminal.readable import counted, readable_size, readable_time
 
 _INPUT = flags.DEFINE_list("input", None, "files, folders or patterns, separated by commas", required=True)
 _PREFIX = define_path("output_prefix", None, "path of the files to make, without .bin and .idx", required=True)

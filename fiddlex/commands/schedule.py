@@ -25,12 +25,10 @@ from collections.abc import Callable, Iterable
 from absl import flags
 
 from fiddlex.config import rules
-from fiddlex.config.command_line import define_path, define_registering
-from fiddlex.config.output_format import check_output, output_format
-from fiddlex.config.schedule_source import FORMS, Kind, source_of
 from fiddlex.config.sections import MEMORIES, ORDERS
-from fiddlex.config.whole_files import write_output
+from fiddlex.config.values.schedule_source import FORMS, Kind, source_of
 from fiddlex.errors import ConfigError, ScheduleError
+from fiddlex.files.whole_files import write_output
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
 from fiddlex.schedules.schedule import Schedule
@@ -58,6 +56,8 @@ from fiddlex.synthesis.report import facts as of_search
 from fiddlex.synthesis.report import told
 from fiddlex.synthesis.search import NAME as AUTO
 from fiddlex.synthesis.search import Found
+from fiddlex.terminal.command_line import define_path, define_registering
+from fiddlex.terminal.output_format import check_output, output_format
 
 logger = logging.getLogger("fiddlex.schedule")
 

@@ -20,12 +20,12 @@ from ml_collections import config_flags
 
 from fiddlex.cluster import elastic, processes
 from fiddlex.cluster.process_flags import define_processes
-from fiddlex.config import library_log
-from fiddlex.config.command_line import define_config, define_workdir
-from fiddlex.config.progress import phase
-from fiddlex.config.readable import counted
 from fiddlex.config.warmup import long_warmup
 from fiddlex.errors import ConfigError
+from fiddlex.terminal import library_log
+from fiddlex.terminal.command_line import define_config, define_workdir
+from fiddlex.terminal.progress import phase
+from fiddlex.terminal.readable import counted
 
 logger = logging.getLogger("fiddlex.train")
 
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
 
     with phase("Importing jax"):  # only after the command line has been checked
         from fiddlex.train.loop import SAMPLING, train
-        from fiddlex.train.run.next_commands import next_commands
+        from fiddlex.train.run.records.next_commands import next_commands
 
     workdir = pathlib.Path(_WORKDIR.value)
     outcome = train(config, workdir, start_s=_START_S, given=_CONFIG.value, force=_FORCE.value)

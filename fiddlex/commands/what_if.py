@@ -14,13 +14,13 @@ from typing import Any
 
 from absl import flags
 
-from fiddlex.cluster.topology import load_topology
-from fiddlex.config.command_line import define_config, define_path
-from fiddlex.config.readable import gib
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.profile import load_profile
 from fiddlex.planner.report import table
-from fiddlex.planner.what_if import Estimate, Scenario, what_if
+from fiddlex.terminal.command_line import define_config, define_path
+from fiddlex.terminal.readable import gib
+from fiddlex.tools.what_if import Estimate, Scenario, what_if
 
 STRAY_ARGUMENT = "change"
 

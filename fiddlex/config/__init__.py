@@ -1,4 +1,4 @@
-"""The configuration of a run, and the command line that reads it."""
+"""The configuration of a run: its sections, the rules for their values, and config files."""
 
 from fiddlex.config.config import Config
 from fiddlex.config.data_section import DataConfig

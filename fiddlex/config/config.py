@@ -1,9 +1,9 @@
 """The typed configuration of a run: what is trained, on which mesh, on what data.
 
 A config file in `configs/` has a plain function that returns a `Config`; the binaries apply
-`--config.section.field=value` to it (`fiddlex.config.command_line`). The type of a field is checked whenever the field
-is set (`fiddlex.config.records.Checked`). Values that follow from several fields, such as `Config.replica_batch_size`,
-are computed here and nowhere else.
+`--config.section.field=value` to it (`fiddlex.terminal.command_line`). The type of a field is checked whenever the
+field is set (`fiddlex.config.records.Checked`). Values that follow from several fields, such as
+`Config.replica_batch_size`, are computed here and nowhere else.
 """
 
 import copy
@@ -14,16 +14,16 @@ from typing import Any, cast
 
 from fiddlex.config import rules
 from fiddlex.config.data_section import DataConfig
-from fiddlex.config.every import Every
 from fiddlex.config.families import family
 from fiddlex.config.other_names import answer, fields_meant
 from fiddlex.config.records import Checked, from_mapping, no_field
-from fiddlex.config.schedule_source import source_of
 from fiddlex.config.sections import MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
-from fiddlex.config.small_files import json_object
 from fiddlex.config.train_section import TrainConfig
 from fiddlex.config.unused import reset_unused, unused
+from fiddlex.config.values.every import Every
+from fiddlex.config.values.schedule_source import source_of
 from fiddlex.errors import ConfigError
+from fiddlex.files.small_files import json_object
 
 PATHS = (  # fields that hold the path of a file or folder, or may
     *("data.source", "data.eval_source", "data.tokenizer", "data.cache", "data.sample_cache_folder", "data.share"),

@@ -1,13 +1,15 @@
 """The section `data` of a config: where examples come from, in which order, and how they are prepared."""
 
 import dataclasses
+import difflib
+import os
+from collections.abc import Sequence
 
 from fiddlex.config import rules
 from fiddlex.config.fields import NOT_EXAMPLES, NOT_SAMPLES, RUN, SHAPES, field
-from fiddlex.config.megatron_source import parse_source, parse_split
 from fiddlex.config.records import Checked
-from fiddlex.config.source_hints import source_meant
 from fiddlex.config.unused import Other
+from fiddlex.config.values.megatron_source import parse_source, parse_split
 from fiddlex.errors import ConfigError
 
 SOURCE_KINDS = ("text", "hf", "array_record", "tokens", "megatron", "tsv", "jsonl")  # each with a path
@@ -26,6 +28,8 @@ CLASSES = {"model.objective": ("classification",)}
 CHOICES = {"model.objective": ("multiple_choice",)}
 LINES = {**LABELLED, "data.eval_source": ("jsonl:PATH",)}
 CACHED = {"data.sample_cache_gib": (Other(4),)}
+# The kind of source that the ending of a file's name says, for whom writes a path alone; any other file is text.
+_BY_ENDING = {".tsv": "tsv", ".jsonl": "jsonl", ".array_record": "array_record", ".arrayrecord": "array_record"}
 
 
 @dataclasses.dataclass
@@ -105,6 +109,32 @@ def _source(name: str, value: str, *, optional: bool) -> None:
             "Use stdlib, text:PATH, hf:PATH, array_record:PATH, tokens:PATH or megatron:PREFIX; for labelled texts "
             "tsv:PATH or jsonl:PATH."
         )
-        raise ConfigError(f"{name}={value!r} is not a data source. {source_meant(value, SOURCE_KINDS) or forms}")
+        raise ConfigError(f"{name}={value!r} is not a data source. {_source_meant(value, SOURCE_KINDS) or forms}")
     if kind == "megatron" and len(parse_source(name, value)) > 1 and optional:
         raise ConfigError(f"{name}={value!r} is a blend: evaluate on one dataset at a time, megatron:PREFIX.")
+
+
+def _source_meant(value: str, kinds: Sequence[str]) -> str:
+    """A sentence with the source to write in place of `value`; empty where nothing is known of it.
+
+    Args:
+      value: what was written, such as a path alone.
+      kinds: the kinds of sources that have a path.
+    """
+    kind, colon, path = value.partition(":")
+    if kind in kinds and not path:
+        return f"{kind} needs a path: write {kind}:{'PREFIX' if kind == 'megatron' else 'PATH'}."
+    if kind == "stdlib":
+        return "stdlib has no path: write stdlib."
+    if colon and path and "/" not in kind:
+        close = difflib.get_close_matches(kind, kinds, n=1, cutoff=0.5)
+        return f"There is no kind {kind!r}. Write {close[0]}:{path}." if close else ""
+    stem, ending = os.path.splitext(value)
+    if ending in (".bin", ".idx"):
+        other = f", or tokens:{value} for a file of nothing but tokens" if ending == ".bin" else ""
+        return f"Write megatron:{stem}{other}."
+    if ending in (".gz", ".zst", ".parquet", ".json"):
+        return f"fiddlex prepare_data --input={value} --output_prefix=PREFIX makes a source of it, megatron:PREFIX."
+    if "/" in value or ending or os.path.exists(os.path.expanduser(value)):
+        return f"Write {_BY_ENDING.get(ending, 'text')}:{value}."
+    return ""

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import fiddlex
 from fiddlex.config import Config, rules
-from fiddlex.config.python_files import errors_of, run_file, similar_file
 from fiddlex.config.records import from_mapping
+from fiddlex.config.user_code.python_files import errors_of, run_file, similar_file
 from fiddlex.errors import ConfigError
 
 _ARGUMENTS = "ARGUMENTS"

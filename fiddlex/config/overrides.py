@@ -1,7 +1,7 @@
 """Sets fields of a config by their paths, such as `mesh.pipe`, to given values or from texts such as `mesh.pipe=4`.
 
 What-if questions and lists of cases use these texts. The texts of the command line, `--config.mesh.pipe=4`, are parsed
-by ml_collections (`fiddlex.config.command_line`).
+by ml_collections (`fiddlex.terminal.command_line`).
 """
 
 import copy

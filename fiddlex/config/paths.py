@@ -4,9 +4,9 @@ import operator
 import os
 
 from fiddlex.config.config import Config
-from fiddlex.config.megatron_source import KIND, parse_source
 from fiddlex.config.overrides import replaced
-from fiddlex.config.schedule_source import Kind, source_of
+from fiddlex.config.values.megatron_source import KIND, parse_source
+from fiddlex.config.values.schedule_source import Kind, source_of
 
 _FOLDERS = ("data.cache", "data.sample_cache_folder", "data.share")
 _OWN_FILES = ("pipeline.schedule", "pipeline.semantics", "optimizer.name")

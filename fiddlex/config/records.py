@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from fiddlex.config import rules
-from fiddlex.config.every import AUTO, Every
+from fiddlex.config.values.every import AUTO, Every
 from fiddlex.errors import ConfigError
 
 _REMEDIES = {datetime.date: ", written as 2026-11-22 without quotes"}

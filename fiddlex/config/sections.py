@@ -9,15 +9,15 @@ import dataclasses
 import math
 
 from fiddlex.config import rules
-from fiddlex.config.every import AUTO
 from fiddlex.config.families import FAMILIES, family
 from fiddlex.config.fields import FAMILY, MEANING, RUN, SHAPES, UPDATES, WEIGHTS, facts_of, field
-from fiddlex.config.recompute import FULL, check_recompute, recomputed
 from fiddlex.config.records import Checked
-from fiddlex.config.schedule_source import is_function, source_of
-from fiddlex.config.stages import check_layers_per_stage
-from fiddlex.config.stash import SAME, STASH_DTYPES
 from fiddlex.config.unused import OWN
+from fiddlex.config.values.every import AUTO
+from fiddlex.config.values.recompute import FULL, check_recompute, recomputed
+from fiddlex.config.values.schedule_source import is_function, source_of
+from fiddlex.config.values.stages import check_layers_per_stage
+from fiddlex.config.values.stash import SAME, STASH_DTYPES
 from fiddlex.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -250,7 +250,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
 
     @property
     def recomputed(self) -> frozenset[str]:
-        """The parts of a layer that the backward pass recomputes (`fiddlex.config.recompute`)."""
+        """The parts of a layer that the backward pass recomputes (`fiddlex.config.values.recompute`)."""
         return recomputed(self.recompute)
 
     @property

@@ -3,11 +3,11 @@
 import dataclasses
 
 from fiddlex.config import rules
-from fiddlex.config.every import AUTO, Every, EveryField
 from fiddlex.config.fields import RUN, field
-from fiddlex.config.profiled import parse_ranks, parse_steps
 from fiddlex.config.records import Checked
 from fiddlex.config.unused import Other
+from fiddlex.config.values.every import AUTO, Every, EveryField
+from fiddlex.config.values.profiled import parse_ranks, parse_steps
 from fiddlex.errors import ConfigError
 
 ON_FAULT = ("stop", "skip", "rollback")

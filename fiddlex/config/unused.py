@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from fiddlex.config.fields import facts_of
-from fiddlex.config.schedule_source import is_function
+from fiddlex.config.values.schedule_source import is_function
 
 if typing.TYPE_CHECKING:
     from fiddlex.config.config import Config

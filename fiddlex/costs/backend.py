@@ -9,9 +9,9 @@ import functools
 import itertools
 import math
 
-from fiddlex.cluster.flash import CUDNN_CAPABILITY, FlashKernel, flash_kernel
-from fiddlex.cluster.topology import Compiler
 from fiddlex.config import ModelConfig
+from fiddlex.hardware.flash import CUDNN_CAPABILITY, FlashKernel, flash_kernel
+from fiddlex.hardware.topology import Compiler
 
 
 @dataclasses.dataclass(frozen=True)

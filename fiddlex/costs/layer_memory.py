@@ -11,12 +11,12 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from fiddlex.cluster.flash import BLOCKED, SPLASH, block_length
 from fiddlex.config import Config
-from fiddlex.config.recompute import FULL
-from fiddlex.config.stash import SAME
+from fiddlex.config.values.recompute import FULL
+from fiddlex.config.values.stash import SAME
 from fiddlex.costs.backend import Backend
 from fiddlex.costs.saved import Saved
+from fiddlex.hardware.flash import BLOCKED, SPLASH, block_length
 from fiddlex.models.registry import describe
 from fiddlex.models.spec import MASK_ROW, Activation, Attention, Branch, Norm, Operation, Product, Residual
 from fiddlex.models.task_sizes import task_of

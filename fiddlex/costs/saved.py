@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from fiddlex.config.stash import encoded_bytes
+from fiddlex.config.values.stash import encoded_bytes
 
 
 class Saved(NamedTuple):
@@ -29,5 +29,5 @@ class Saved(NamedTuple):
 
     @property
     def encoded(self) -> int:
-        """Bytes of the array in a stash whose activations are encoded (`fiddlex.config.stash`)."""
+        """Bytes of the array in a stash whose activations are encoded (`fiddlex.config.values.stash`)."""
         return self.bytes if self.is_input else encoded_bytes(self.elements, self.width)

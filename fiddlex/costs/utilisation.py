@@ -7,10 +7,10 @@ all devices.
 
 from typing import NamedTuple
 
-from fiddlex.cluster.topology import Topology, catalogue, load_topology
 from fiddlex.config import Config
 from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.topology import Topology, catalogue, load_topology
 
 
 class Throughput(NamedTuple):

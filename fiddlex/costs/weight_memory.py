@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fiddlex.config import Config
-from fiddlex.config.own_rules import rule_function
-from fiddlex.config.schedule_source import is_function
+from fiddlex.config.user_code.own_rules import rule_function
+from fiddlex.config.values.schedule_source import is_function
 from fiddlex.costs.backend import Backend
 from fiddlex.costs.layer_memory import ITEMSIZES
 from fiddlex.models.registry import describe
@@ -51,7 +51,7 @@ def num_moments(optimizer: str, momentum: float, *, matrix: bool = True) -> int:
     """How many numbers an optimizer stores for each weight, without Adafactor's factors.
 
     Args:
-      optimizer: name of the optimizer; a function of the user's says it (`fiddlex.config.own_rules`).
+      optimizer: name of the optimizer; a function of the user's says it (`fiddlex.config.user_code.own_rules`).
       momentum: momentum of sgd; without momentum, sgd stores nothing.
       matrix: whether the weights are the matrices of layers, as most weights are.
     """

@@ -16,12 +16,12 @@ import itertools
 import math
 from typing import NamedTuple
 
-from fiddlex.cluster.chips import Chip
-from fiddlex.cluster.pieces import num_pieces
 from fiddlex.config import Config
-from fiddlex.config.recompute import FULL
+from fiddlex.config.values.recompute import FULL
 from fiddlex.costs.backend import CPU
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, WORD, LayerMemory, num_sequences
+from fiddlex.hardware.chips import Chip
+from fiddlex.hardware.pieces import num_pieces
 from fiddlex.models import spec
 from fiddlex.models.registry import describe
 
@@ -143,7 +143,7 @@ def layer_work(config: Config, *, flash: bool = False, in_blocks: bool = False) 
       flash: whether attention runs in a fused kernel, which writes no scores, skips the scores that a causal model
         masks, and recomputes the scores in the backward pass (Dao et al., FlashAttention, NeurIPS 2022).
       in_blocks: whether `mesh.collective_matmul` cuts products into blocks; otherwise they run in rings
-        (`fiddlex.cluster.pieces`).
+        (`fiddlex.hardware.pieces`).
     """
     sizes = _Sizes.of(config, in_blocks=in_blocks)
     around, (scores, values) = tuple(map(sizes.in_pieces, sizes.products())), sizes.attention()

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fiddlex.config.small_files import is_own_name, read_object
-from fiddlex.data.compressed import lines, opened
 from fiddlex.data.tables import decode_line, json_object, numbered_lines
 from fiddlex.data.text_rows import TextRows, files_by_split, json_text
 from fiddlex.data.values import BadLineError
 from fiddlex.errors import DataError
+from fiddlex.files.compressed import lines, opened
+from fiddlex.files.small_files import is_own_name, read_object
 
 if TYPE_CHECKING:
     import pyarrow

@@ -11,7 +11,7 @@ from typing import Any
 import fiddlex
 from fiddlex.config import Config
 from fiddlex.config.fields import NOT_EXAMPLES, NOT_SAMPLES, paths
-from fiddlex.config.megatron_source import parse_source
+from fiddlex.config.values.megatron_source import parse_source
 from fiddlex.data.counts import DataCounts
 from fiddlex.data.documents import file_states
 from fiddlex.data.examples import ExampleSource

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from fiddlex.config.readable import counted
 from fiddlex.data.ragged import Ragged, encode_rows
 from fiddlex.data.tables import Table, read_table
 from fiddlex.data.tokenizers import Tokenizer, begun, warn_of_unknown
 from fiddlex.data.values import BadLineError, checked_choices, choice_index, text_of, value_of
 from fiddlex.errors import DataError
+from fiddlex.terminal.readable import counted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

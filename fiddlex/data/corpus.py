@@ -24,7 +24,6 @@ import tokenizers
 import fiddlex
 from fiddlex.cluster import processes
 from fiddlex.config import DataConfig
-from fiddlex.config.readable import counted
 from fiddlex.data.array_records import read_array_records
 from fiddlex.data.arrow_datasets import read_dataset
 from fiddlex.data.documents import Document, file_states, read_stdlib, read_text
@@ -36,6 +35,7 @@ from fiddlex.data.token_files import open_token_file
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer, tokenizer_digest, warn_of_unknown
 from fiddlex.errors import DataError
+from fiddlex.terminal.readable import counted
 
 _ENCODED_AT_ONCE = 256  # documents; limits the memory of waiting texts and of ids not yet in the smallest dtype
 _ROW_READERS = {"hf": read_dataset, "array_record": read_array_records}

@@ -28,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fiddlex.data.file_locks import locked
 from fiddlex.errors import DataError
+from fiddlex.files.file_locks import locked
 
 logger = logging.getLogger(__name__)
 

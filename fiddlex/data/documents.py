@@ -11,8 +11,8 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fiddlex.config.readable import counted
 from fiddlex.errors import DataError
+from fiddlex.terminal.readable import counted
 
 logger = logging.getLogger(__name__)
 

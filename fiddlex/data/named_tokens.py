@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fiddlex.config.small_files import read_object
+from fiddlex.files.small_files import read_object
 
 
 def special_names(tokenizer: Path) -> dict[str, str]:

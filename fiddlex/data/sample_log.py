@@ -30,9 +30,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fiddlex.cluster import processes
-from fiddlex.config.small_files import check_regular
 from fiddlex.data.loader import SAMPLES, Batch
 from fiddlex.errors import DataError
+from fiddlex.files.small_files import check_regular
 
 FOLDER = "samples"
 

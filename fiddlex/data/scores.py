@@ -5,10 +5,10 @@ import math
 
 import numpy as np
 
-from fiddlex.config.readable import counted
 from fiddlex.data.continuations import ContinuationRows
 from fiddlex.data.statistics import wilson_interval
 from fiddlex.errors import DataError
+from fiddlex.terminal.readable import counted
 
 
 def score_continuations(

@@ -8,12 +8,12 @@ Invariant: an example is a function of seed, epoch and index. Memory holds a few
 
 import numpy as np
 
-from fiddlex.config.readable import counted
 from fiddlex.data.masking import Masker, example_rng
 from fiddlex.data.stages import StagedExamples
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.data.tokenizers import Tokenizer
 from fiddlex.errors import DataError
+from fiddlex.terminal.readable import counted
 
 _AROUND = 3  # tokens around a pair: [CLS] A [SEP] B [SEP]
 _LEAST = 2  # least tokens of a pair

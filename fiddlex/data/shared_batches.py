@@ -35,11 +35,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fiddlex.config.whole_files import replacing
 from fiddlex.data.counts import PREPARED, TAKEN, DataCounts
-from fiddlex.data.file_locks import try_lock
 from fiddlex.data.loader import Batch, prefetched
 from fiddlex.errors import DataError
+from fiddlex.files.file_locks import try_lock
+from fiddlex.files.whole_files import replacing
 
 logger = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ import numpy as np
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.shared_files import not_seen_by
-from fiddlex.config.small_files import check_regular, json_object
-from fiddlex.config.whole_files import remove_leftovers, replacing
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.errors import DataError, DeviceError
+from fiddlex.files.small_files import check_regular, json_object
+from fiddlex.files.whole_files import remove_leftovers, replacing
 
 logger = logging.getLogger(__name__)
 

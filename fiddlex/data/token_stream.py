@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fiddlex.config.readable import counted, readable_size
 from fiddlex.data.boundaries import find_documents
 from fiddlex.data.tokenizers import Tokenizer
+from fiddlex.terminal.readable import counted, readable_size
 
 _DECODED_AT_ONCE = 2**16  # tokens
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from fiddlex.config import Config
-from fiddlex.config.small_files import read_object
 from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.files.small_files import read_object
 from fiddlex.interop.architectures import ARCHITECTURES, settings_of, sliding_window
 from fiddlex.interop.options import Json
 from fiddlex.interop.safetensors_files import TensorFolder

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import tokenizers
 
-from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import CheckpointError, is_failure
+from fiddlex.files.whole_files import write_whole
 from fiddlex.interop.messages import shortened, shown
 from fiddlex.interop.tokenizer_classes import built_class, class_options, differences, pipeline, with_tokens
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from fiddlex.config.small_files import is_own_name, json_object, read_object
-from fiddlex.config.whole_files import replacing
 from fiddlex.errors import CheckpointError
+from fiddlex.files.small_files import is_own_name, json_object, read_object
+from fiddlex.files.whole_files import replacing
 from fiddlex.interop.messages import shortened, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

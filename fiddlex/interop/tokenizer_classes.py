@@ -10,8 +10,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from fiddlex.config.small_files import read_object
 from fiddlex.errors import CheckpointError
+from fiddlex.files.small_files import read_object
 from fiddlex.interop.options import Json
 
 _END_OF_TEXT = "<|endoftext|>"  # which GPT-2 and Qwen2 take for the end, if no other is named

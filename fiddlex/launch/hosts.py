@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 
-from fiddlex.config.readable import counted
 from fiddlex.errors import ConfigError
 from fiddlex.launch.job import Job
+from fiddlex.terminal.readable import counted
 
 _HOST = re.compile(r"([A-Za-z0-9_.-]+@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 

@@ -10,11 +10,11 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
-from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config
-from fiddlex.config.readable import counted
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.topology import Topology
 from fiddlex.launch.supervisor import MAX_RESTARTS
+from fiddlex.terminal.readable import counted
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from fiddlex.cluster.flash import block_length
-from fiddlex.config.stash import STATISTICS
+from fiddlex.config.values.stash import STATISTICS
+from fiddlex.hardware.flash import block_length
 from fiddlex.models.context import AttentionKernel
 
 Arrays = tuple[jax.Array, ...]

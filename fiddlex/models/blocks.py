@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fiddlex.cluster.pieces import num_blocks
+from fiddlex.hardware.pieces import num_blocks
 from fiddlex.models.exchange import Share
 from fiddlex.parallel.collectives import SEQUENCE_DIMENSION
 

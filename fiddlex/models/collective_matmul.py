@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from fiddlex.cluster.pieces import runs_in_blocks
 from fiddlex.config import Config
+from fiddlex.hardware.pieces import runs_in_blocks
 from fiddlex.models.blocks import Blocks
 from fiddlex.models.exchange import Exchange, Take
 from fiddlex.models.operators import input_gradient, kernel_gradient, multiplied

@@ -22,7 +22,7 @@ class Context:
     Attributes:
       sequence_parallel: whether activations between products are sharded along the sequence.
       kernel: the fused kernel of attention (`fiddlex.models.flash`), or None when there is none.
-      recompute: the parts of a layer that the backward pass makes again (`fiddlex.config.recompute`).
+      recompute: the parts of a layer that the backward pass makes again (`fiddlex.config.values.recompute`).
       dropout: the microbatch's random stream, or None when nothing is dropped.
       causal: whether a position attends only to itself and to earlier positions.
       segments_BS: int32 [rows, whole sequence]; a position attends only to its own segment. None: each row is one

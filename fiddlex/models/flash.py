@@ -1,4 +1,4 @@
-"""Makes the fused kernel of attention for a config on a mesh, where the devices have one (`fiddlex.cluster.flash`)."""
+"""Makes the fused kernel of attention for a config on a mesh, where the devices have one (`fiddlex.hardware.flash`)."""
 
 import functools
 
@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from fiddlex.cluster.flash import BLOCKED, CUDNN, WIDE_CAPABILITY, FlashKernel, flash_kernel
 from fiddlex.config import Config
+from fiddlex.hardware.flash import BLOCKED, CUDNN, WIDE_CAPABILITY, FlashKernel, flash_kernel
 from fiddlex.models.attention import same_segment
 from fiddlex.models.blocked_attention import blocked_attention
 from fiddlex.models.context import AttentionKernel

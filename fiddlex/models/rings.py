@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fiddlex.cluster.pieces import num_ways
+from fiddlex.hardware.pieces import num_ways
 from fiddlex.models.exchange import Share, Take
 from fiddlex.parallel.collectives import SEQUENCE_DIMENSION
 

@@ -27,9 +27,9 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.extend import core
 
-from fiddlex.cluster.flash import SPLASH_BLOCK
 from fiddlex.cluster.jax_settings import fixed_settings
-from fiddlex.config.stash import STATISTICS
+from fiddlex.config.values.stash import STATISTICS
+from fiddlex.hardware.flash import SPLASH_BLOCK
 from fiddlex.models.context import AttentionKernel
 
 Arrays = tuple[jax.Array, ...]

@@ -1,4 +1,4 @@
-"""Encodes activations in 8 bits for the stash (`fiddlex.config.stash`), and decodes them for the backward pass.
+"""Encodes activations in 8 bits for the stash (`fiddlex.config.values.stash`), and decodes them for the backward pass.
 
 An encoded array is a pair: elements of 8 bits, in the shape of the array, and one float32 scale for each row along the
 last dimension. A value is its element times the scale of its row, and the scale is such that the largest magnitude of a
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fiddlex.config.stash import SAME, SCALE_ROW
+from fiddlex.config.values.stash import SAME, SCALE_ROW
 
 Arrays = list[jax.Array]
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.extend import core
 
-from fiddlex.config.stash import STATISTICS
+from fiddlex.config.values.stash import STATISTICS
 from fiddlex.pipeline.codec import Codec
 
 Arrays = list[Any]
@@ -39,7 +39,7 @@ class SplitVjp:
     Args:
       function: returns one array, of the type of `x`; the function must not close over traced values.
       recompute: whether to stash only `x`, and to run the function again in the backward pass.
-      codec: how the stash holds activations (`fiddlex.config.stash`); None: as they are.
+      codec: how the stash holds activations (`fiddlex.config.values.stash`); None: as they are.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ _MOVES = ("pvary", "all_gather")  # primitives that only mark a layer's input, o
 
 
 def _unencoded(graph: _Graph, x: int) -> set[int]:
-    """The names of all values that a codec leaves as they are (`fiddlex.config.stash`), whatever their types.
+    """The names of all values that a codec leaves as they are (`fiddlex.config.values.stash`), whatever their types.
 
     These are `x` itself, also gathered, all that does not depend on `x`, and statistics.
     """

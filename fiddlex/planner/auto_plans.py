@@ -15,8 +15,6 @@ from collections.abc import Iterator
 
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
-from fiddlex.config.progress import phase
-from fiddlex.config.readable import readable_size
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.weight_memory import device_parameters
 from fiddlex.errors import ConfigError
@@ -26,6 +24,8 @@ from fiddlex.planner.layouts import Layout, Problem, layouts, schedules
 from fiddlex.planner.predict import needed_memory, pipeline_of
 from fiddlex.planner.report import layout_text
 from fiddlex.planner.search import Found, Plan, plan_of, score, search
+from fiddlex.terminal.progress import phase
+from fiddlex.terminal.readable import readable_size
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Finds the cut of a model's layers into stages with which a pipeline runs fastest.
 
-PipeDream (`fiddlex.planner.partition`) minimizes the time of the slowest stage, embedding and head among its layers,
+PipeDream (`fiddlex.tools.partition`) minimizes the time of the slowest stage, embedding and head among its layers,
 over all numbers of stages and replicas. In this executor the schedule gives the stages and their ranks, all stages have
 as many replicas, all ranks share the work of embedding and head, and all layers of a model take the same time. So the
 slowest stage is fastest in every cut whose largest stage has ⌈layers / stages⌉ layers, and most models have many such

@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fiddlex.cluster.links import Link, Ring
+from fiddlex.hardware.links import Link, Ring
 
 
 def all_gather_s(num_bytes: float, rings: Iterable[Ring]) -> float:

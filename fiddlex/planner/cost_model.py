@@ -18,15 +18,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fiddlex.cluster.links import Link
-from fiddlex.cluster.pieces import num_blocks, num_ways, runs_in_blocks
-from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config, MeshConfig, PipelineConfig
-from fiddlex.config.recompute import FULL, recomputed
+from fiddlex.config.values.recompute import FULL, recomputed
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, num_sequences
 from fiddlex.costs.weight_memory import num_moments
 from fiddlex.costs.work import Work, edge_work, exchanged_work, layer_work, update_work
+from fiddlex.hardware.links import Link
+from fiddlex.hardware.pieces import num_blocks, num_ways, runs_in_blocks
+from fiddlex.hardware.topology import Topology
 from fiddlex.models.registry import describe
 from fiddlex.models.spec import Product
 from fiddlex.planner.communication import (

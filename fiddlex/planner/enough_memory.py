@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fiddlex.config import Config
-from fiddlex.config.memory_advice import memory_remedies
 from fiddlex.config.overrides import replaced
 from fiddlex.costs.backend import CPU, Backend
 from fiddlex.costs.memory import scoring_memory
@@ -19,6 +18,7 @@ from fiddlex.costs.weight_memory import weight_bytes
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.planner.predict import needed_memory, pipeline_of
 from fiddlex.planner.report import GIB, gib
+from fiddlex.terminal.memory_advice import memory_remedies
 
 WARN_SHARE = 0.8  # of the free memory; a larger need is warned of
 PROGRAM_BYTES = 100_000_000  # that XLA and the compiled programs add at least to a process that has imported jax

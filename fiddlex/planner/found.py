@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
-from fiddlex.config.whole_files import replacing
 from fiddlex.costs.backend import Backend
 from fiddlex.errors import ConfigError, ScheduleError
+from fiddlex.files.whole_files import replacing
 from fiddlex.planner.cost_model import MicrobatchTimes
 from fiddlex.planner.predict import needed_memory, pipeline_of
 from fiddlex.schedules.lowering import lower

@@ -19,15 +19,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fiddlex.cluster.pieces import num_blocks, runs_in_blocks
-from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.families import family
-from fiddlex.config.recompute import FULL, PARTS, written
 from fiddlex.config.sections import OUTERMOST_AXES
-from fiddlex.config.stash import SAME
+from fiddlex.config.values.recompute import FULL, PARTS, written
+from fiddlex.config.values.stash import SAME
 from fiddlex.costs.backend import backend_of
 from fiddlex.errors import ScheduleError
+from fiddlex.hardware.pieces import num_blocks, runs_in_blocks
+from fiddlex.hardware.topology import Topology
 from fiddlex.models.registry import describe
 from fiddlex.models.spec import Product
 from fiddlex.planner.closed_forms import Shape

@@ -4,9 +4,9 @@ import dataclasses
 import functools
 import math
 
-from fiddlex.cluster.links import Link, Ring
-from fiddlex.cluster.topology import Topology
 from fiddlex.config import MeshConfig
+from fiddlex.hardware.links import Link, Ring
+from fiddlex.hardware.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from fiddlex.config.progress import phase
-from fiddlex.config.readable import gib
-from fiddlex.config.recompute import FULL
+from fiddlex.config.values.recompute import FULL
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.costs.weight_memory import weight_bytes
@@ -15,6 +13,8 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.layouts import Layout, Problem, layouts, meshes, splits_sequence
 from fiddlex.planner.report import layout_text, parts_text
 from fiddlex.planner.search import Need, further_problems, search
+from fiddlex.terminal.progress import phase
+from fiddlex.terminal.readable import gib
 
 DOUBLINGS = 7  # how often to double the number of devices in search of enough memory
 

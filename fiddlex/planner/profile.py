@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, PipelineConfig, rules
-from fiddlex.config.recompute import check_recompute, recomputed, written
 from fiddlex.config.records import from_mapping
 from fiddlex.config.sections import OPTIMIZERS
-from fiddlex.config.small_files import read_object
-from fiddlex.config.whole_files import write_whole
+from fiddlex.config.values.recompute import check_recompute, recomputed, written
 from fiddlex.costs.weight_memory import num_moments
 from fiddlex.costs.work import Work, edge_work, layer_work
 from fiddlex.errors import ConfigError
+from fiddlex.files.small_files import read_object
+from fiddlex.files.whole_files import write_whole
 from fiddlex.planner.cost_model import MicrobatchTimes, StepTimes
 
 VERSION = 1

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fiddlex.config import Config, MeshConfig
-from fiddlex.config.readable import counted, gib, readable_size, readable_time
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
@@ -14,6 +13,7 @@ from fiddlex.planner.found import AUTO
 from fiddlex.planner.layouts import Layout, Problem, outermost_axes
 from fiddlex.planner.search import Found, Plan, evaluate
 from fiddlex.simulate.timeline import BUBBLE
+from fiddlex.terminal.readable import counted, gib, readable_size, readable_time
 
 GIB = 2**30
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from fiddlex.config import Config, MeshConfig, PipelineConfig
-from fiddlex.config.readable import counted
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory, device_memory
 from fiddlex.costs.sizes import model_flops
@@ -32,6 +31,7 @@ from fiddlex.schedules.generators import generator_of
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.weight_stream import FEWEST_CHUNKS
 from fiddlex.simulate.clock import Costs
+from fiddlex.terminal.readable import counted
 
 # Share by which a bound that equals the time may exceed it, since sums are rounded. Where copies to and from the host
 # take longest, many layouts take the same time, and the one that needs least memory is to be found.

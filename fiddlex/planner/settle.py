@@ -2,7 +2,7 @@
 
 A settled config has a table and numbers in place of the words, and everything below the planner takes settled configs
 only: `fiddlex.schedules.resolve`, training, compilation. Whoever knows what a config is for settles it:
-`fiddlex.train.step.program` for devices, `fiddlex.planner.what_if` and `fiddlex compile` for a topology or a profile.
+`fiddlex.train.step.program` for devices, `fiddlex.tools.what_if` and `fiddlex compile` for a topology or a profile.
 With both words, the search of a schedule takes even stages, and layers are then balanced for what it found. Invariant:
 the same config settles to the same table and numbers on the same kind of devices, in every process of a run.
 """
@@ -10,16 +10,15 @@ the same config settles to the same table and numbers on the same kind of device
 import logging
 import math
 
-from fiddlex.cluster.chips import Chip
-from fiddlex.cluster.host_memory import HostMemory
-from fiddlex.cluster.links import Link
-from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.config.sections import COMPUTE_DTYPES
-from fiddlex.config.stages import BALANCED
+from fiddlex.config.values.stages import BALANCED
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.utilisation import topology_of
+from fiddlex.hardware.chips import Chip, HostMemory
+from fiddlex.hardware.links import Link
+from fiddlex.hardware.topology import Topology
 from fiddlex.planner.balance import Balanced, balance
 from fiddlex.planner.cost_model import CostModel, MicrobatchTimes
 from fiddlex.planner.found import AUTO, Memory, Settled, find_schedule

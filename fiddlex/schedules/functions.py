@@ -1,4 +1,4 @@
-"""Schedules that a function in a user's Python file makes, `PATH.py:FUNCTION` (`fiddlex.config.own_functions`).
+"""Schedules that a function in a user's Python file makes (`fiddlex.config.user_code.own_functions`).
 
 The function takes the keyword arguments of the generators (`fiddlex.schedules.generators`) and returns a `Schedule`.
 Invariant: what `load_function` returns gives a schedule whose parts have the right types, or raises a ScheduleError
@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
-from fiddlex.config.own_functions import Own
+from fiddlex.config.user_code.own_functions import Own
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.schedule import Action, Kind, Schedule
 from fiddlex.schedules.traits import Generator

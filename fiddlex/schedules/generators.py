@@ -36,10 +36,10 @@ import pathlib
 from collections.abc import Sequence
 
 from fiddlex.config.rules import nearest
-from fiddlex.config.schedule_source import FORMS, hint, source_of
-from fiddlex.config.schedule_source import Kind as From
-from fiddlex.config.small_files import read_small
+from fiddlex.config.values.schedule_source import FORMS, hint, source_of
+from fiddlex.config.values.schedule_source import Kind as From
 from fiddlex.errors import ScheduleError
+from fiddlex.files.small_files import read_small
 from fiddlex.schedules.buffers import Sizes, Slots
 from fiddlex.schedules.dual_pipe_v import dual_pipe_v
 from fiddlex.schedules.functions import load_function

@@ -10,9 +10,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from fiddlex.config.readable import counted
-from fiddlex.config.stages import BALANCED, parse_layers_per_stage
+from fiddlex.config.values.stages import BALANCED, parse_layers_per_stage
 from fiddlex.errors import ConfigError
+from fiddlex.terminal.readable import counted
 
 PADDING = -1
 

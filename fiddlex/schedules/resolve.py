@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from fiddlex.config import Config
-from fiddlex.config.schedule_source import Kind, source_of
+from fiddlex.config.values.schedule_source import Kind, source_of
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.schedules.generators import make_schedule
 from fiddlex.schedules.lowering import Lowered, lower

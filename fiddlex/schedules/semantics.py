@@ -3,7 +3,7 @@
 A stage with delay D runs batch b forward and backward with W(b − D), where W(k) is the weights after k updates and
 W(k) = W(0) for k < 0; then W(b + 1) = optimizer(W(b), gradient of batch b). A delay lets a pipeline continue from one
 batch to the next without draining: batch b may start when update b − D − 1 is done. A function in a user's Python file
-may give the delays (`fiddlex.config.own_functions`). All stages are updated at once,
+may give the delays (`fiddlex.config.user_code.own_functions`). All stages are updated at once,
 between batches. In PipeDream each stage updates its weights on its own; `stash` uses the same weights as PipeDream, but
 does not have its speed or memory.
 
@@ -17,9 +17,9 @@ import re
 import reprlib
 from typing import NamedTuple
 
-from fiddlex.config.own_functions import Own
 from fiddlex.config.rules import nearest
-from fiddlex.config.schedule_source import is_function, source_of
+from fiddlex.config.user_code.own_functions import Own
+from fiddlex.config.values.schedule_source import is_function, source_of
 from fiddlex.errors import ConfigError
 from fiddlex.schedules.schedule import Action
 

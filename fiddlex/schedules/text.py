@@ -12,12 +12,12 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fiddlex.config.readable import counted
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.schedule import Action, Kind, Schedule, execution_order
 from fiddlex.schedules.table import NONE
 from fiddlex.schedules.ticks import moved_ahead
 from fiddlex.schedules.validate import validate
+from fiddlex.terminal.readable import counted
 
 if TYPE_CHECKING:
     from fiddlex.schedules.lowering import Lowered

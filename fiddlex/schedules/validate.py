@@ -8,9 +8,9 @@ compute every gradient exactly once. An error shows the grid, a row for each ran
 
 from typing import NamedTuple, NoReturn
 
-from fiddlex.config.readable import counted
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.schedule import Action, Kind, Schedule, execution_order
+from fiddlex.terminal.readable import counted
 
 _GRID_ROWS, _GRID_COLUMNS = 12, 16  # a larger grid is cropped around the action at fault
 _KINDS = tuple(Kind)

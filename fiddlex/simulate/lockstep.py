@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fiddlex.config.readable import counted
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.columns import Columns
 from fiddlex.schedules.lowering import Lowered
@@ -38,6 +37,7 @@ from fiddlex.schedules.weight_stream import WeightStream
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.streaming import Copies
 from fiddlex.simulate.timeline import BUBBLE, Event, Timeline
+from fiddlex.terminal.readable import counted
 
 _SLOTS = np.asarray([SLOT_OF[kind] for kind in Kind])  # the slot of each kind, by the kind's number
 _FORWARD, _BACKWARD, _WEIGHT = range(len(SLOTS))

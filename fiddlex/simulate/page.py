@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from fiddlex.config.readable import counted
 from fiddlex.schedules.lowering import Lowered
 from fiddlex.schedules.text import copies_to_text, order_to_text, stream_to_text, to_text
 from fiddlex.schedules.ticks import order_facts
@@ -11,6 +10,7 @@ from fiddlex.schedules.windows import Windows
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.steady import first_steps, no_gain, steady
 from fiddlex.simulate.timeline import Timeline, bubble_in
+from fiddlex.terminal.readable import counted
 
 CLOCKS = {"free_running": "free-running", "lockstep": "lockstep"}  # each with its name for people
 _UNIT = "in microbatches of the whole rank"  # one of a rank's v stages counts 1/v

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from fiddlex.config.readable import counted
-from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, FiddlexError
+from fiddlex.files.whole_files import write_output
 from fiddlex.schedules.schedule import Kind
 from fiddlex.schedules.semantics import Semantics
 from fiddlex.simulate.timeline import BUBBLE, Timeline
+from fiddlex.terminal.readable import counted
 
 try:
     import matplotlib

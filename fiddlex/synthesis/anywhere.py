@@ -4,12 +4,12 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from fiddlex.config.progress import phase
-from fiddlex.config.readable import counted
 from fiddlex.simulate.clock import Costs
 from fiddlex.synthesis.cache import find_once
 from fiddlex.synthesis.problem import Problem, check_size
 from fiddlex.synthesis.search import EFFORT, Found
+from fiddlex.terminal.progress import phase
+from fiddlex.terminal.readable import counted
 
 
 def placements(pipe: int, chunks: int) -> list[tuple[int, ...]]:

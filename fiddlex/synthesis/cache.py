@@ -15,9 +15,9 @@ from pathlib import Path
 
 import scipy
 
-from fiddlex.config.small_files import read_small
-from fiddlex.config.whole_files import replacing
 from fiddlex.errors import ScheduleError
+from fiddlex.files.small_files import read_small
+from fiddlex.files.whole_files import replacing
 from fiddlex.schedules.text import from_csv, to_csv
 from fiddlex.schedules.validate import validate
 from fiddlex.synthesis.problem import Problem

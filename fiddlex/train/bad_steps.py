@@ -9,13 +9,13 @@ import logging
 from typing import Literal
 
 from fiddlex.cluster import processes
-from fiddlex.config.every import Every
-from fiddlex.config.readable import counted
+from fiddlex.config.values.every import Every
 from fiddlex.data.loader import batch_number
 from fiddlex.errors import ConfigError, FaultError, NonFiniteError, SpikeError
+from fiddlex.terminal.readable import counted
 from fiddlex.train.record import Record
-from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.faults import Fault, Faults
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from fiddlex.train.run.faults.faults import Fault, Faults
 from fiddlex.train.step.dispatched import Dispatched
 from fiddlex.train.trainer import Trainer
 

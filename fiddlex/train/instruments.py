@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fiddlex.train.record import Record
-from fiddlex.train.run.profiling import Profiler
-from fiddlex.train.run.save_interval import Decision, SaveInterval
-from fiddlex.train.run.slow_ranks import SlowRanks
-from fiddlex.train.run.watchdog import Watchdog
+from fiddlex.train.run.checkpoints.save_interval import Decision, SaveInterval
+from fiddlex.train.run.faults.watchdog import Watchdog
+from fiddlex.train.run.records.profiling import Profiler
+from fiddlex.train.run.records.slow_ranks import SlowRanks
 from fiddlex.train.step.stopwatch import Activity, Lap
 from fiddlex.train.trainer import Trainer
 

@@ -8,16 +8,13 @@ from pathlib import Path
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import describe
-from fiddlex.cluster.topology import catalogue
-from fiddlex.config import Config, library_log, progress
-from fiddlex.config.memory_advice import is_lack_of_memory
-from fiddlex.config.progress import phase
-from fiddlex.config.readable import counted
+from fiddlex.config import Config
 from fiddlex.config.unused import unused_fields
 from fiddlex.config.warmup import long_warmup
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.caching import require_folders
 from fiddlex.errors import CheckpointError
+from fiddlex.hardware.topology import catalogue
 from fiddlex.models.flash import kernel_on
 from fiddlex.planner.enough_memory import Use
 from fiddlex.planner.settle import with_settled
@@ -25,25 +22,28 @@ from fiddlex.schedules.text import order_to_text
 from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
 from fiddlex.simulate.steady import no_gain
+from fiddlex.terminal import library_log, progress
+from fiddlex.terminal.memory_advice import is_lack_of_memory
+from fiddlex.terminal.progress import phase
+from fiddlex.terminal.readable import counted
 from fiddlex.train.bad_steps import BadSteps, RollbackError
 from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.instruments import Instruments
 from fiddlex.train.run import workdir as workdirs
 from fiddlex.train.run.best import Best
 from fiddlex.train.run.changed_rate import changed_rate
-from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.faults import Faults
-from fiddlex.train.run.goodput import Goodput
-from fiddlex.train.run.host_memory import require_host_memory
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from fiddlex.train.run.faults.faults import Faults
+from fiddlex.train.run.faults.require_memory import predicted_text, require_host_memory, require_memory
+from fiddlex.train.run.faults.stop_signals import StopSignals
 from fiddlex.train.run.kept_schedule import with_kept_schedule
-from fiddlex.train.run.metrics import MetricsWriter
-from fiddlex.train.run.original import inherit_original
-from fiddlex.train.run.outcome import Outcome
-from fiddlex.train.run.reporter import Reporter
-from fiddlex.train.run.reports import Reports
-from fiddlex.train.run.require_memory import predicted_text, require_memory
-from fiddlex.train.run.stop_signals import StopSignals
-from fiddlex.train.run.wandb_run import WandbRun
+from fiddlex.train.run.records.goodput import Goodput
+from fiddlex.train.run.records.metrics import MetricsWriter
+from fiddlex.train.run.records.outcome import Outcome
+from fiddlex.train.run.records.reporter import Reporter
+from fiddlex.train.run.records.reports import Reports
+from fiddlex.train.run.records.wandb_run import WandbRun
+from fiddlex.train.run.transfer.original import inherit_original
 from fiddlex.train.run_steps import RunSteps, is_due
 from fiddlex.train.step.optimizer import num_updates
 from fiddlex.train.step.stopwatch import Activity, Stopwatch
@@ -69,7 +69,7 @@ def train(
       start_s: when the process started, by the monotonic clock, for the account of its time; None: now.
       given: the config that the user gave, which the workdir keeps; None: `config`. An elastic run that has lost
         processes trains with a smaller one.
-      force: whether to train although the memory will not be enough (`fiddlex.train.run.require_memory`).
+      force: whether to train although the memory will not be enough (`fiddlex.train.run.faults.require_memory`).
 
     Raises:
       FiddlexError: any subclass. When the loss is not finite, the message names the last good checkpoint.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fiddlex.config.small_files import json_object
+from fiddlex.files.small_files import json_object
 
 Record = dict[str, Any]
 

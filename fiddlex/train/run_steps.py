@@ -10,17 +10,17 @@ import functools
 from collections.abc import Iterator
 
 from fiddlex.cluster import processes
-from fiddlex.config.memory_advice import is_lack_of_memory
-from fiddlex.config.progress import phase
 from fiddlex.errors import CheckpointError, DataError, FaultError, FiddlexError, NonFiniteError
+from fiddlex.terminal.memory_advice import is_lack_of_memory
+from fiddlex.terminal.progress import phase
 from fiddlex.train.bad_steps import BadSteps, RollbackError
 from fiddlex.train.inference.scorer import LeftError
 from fiddlex.train.instruments import Instruments
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import Best
-from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.reports import Reports
-from fiddlex.train.run.stop_signals import StopSignals
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from fiddlex.train.run.faults.stop_signals import StopSignals
+from fiddlex.train.run.records.reports import Reports
 from fiddlex.train.step.dispatched import Dispatched
 from fiddlex.train.step.stopwatch import Activity
 from fiddlex.train.trainer import Trainer

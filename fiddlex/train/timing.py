@@ -18,14 +18,14 @@ import jax
 from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import make_mesh, num_cores, request_devices, sizes
 from fiddlex.config import Config
-from fiddlex.config.readable import readable_time
 from fiddlex.data import Batch, ExampleSource
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.planner.enough_memory import Use
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.profile import Profile
+from fiddlex.terminal.readable import readable_time
 from fiddlex.train.inference.forward import make_eval_step
-from fiddlex.train.run.require_memory import require_memory
+from fiddlex.train.run.faults.require_memory import require_memory
 from fiddlex.train.step.feed import Feed
 from fiddlex.train.step.program import Program
 from fiddlex.train.trainer import Trainer
@@ -48,7 +48,7 @@ def rounds(cases: Sequence[TimedCase], *, force: bool = False) -> Iterator[list[
 
     Args:
       cases: the cases to time.
-      force: whether to run although the memory will not be enough (`fiddlex.train.run.require_memory`).
+      force: whether to run although the memory will not be enough (`fiddlex.train.run.faults.require_memory`).
 
     Yields:
       For each round, the seconds of each case's step.

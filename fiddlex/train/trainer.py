@@ -27,7 +27,6 @@ from fiddlex.cluster.jax_settings import kept_settings
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.cluster.program_cache import counting_hits, keep_programs
 from fiddlex.config import Config
-from fiddlex.config.progress import phase
 from fiddlex.costs.utilisation import throughput
 from fiddlex.data import ExampleSource
 from fiddlex.data.dataset import Dataset, load_dataset
@@ -38,18 +37,19 @@ from fiddlex.models.weights import Weights
 from fiddlex.planner.enough_memory import Use
 from fiddlex.schedules.semantics import AUTO
 from fiddlex.schedules.text import to_csv
+from fiddlex.terminal.progress import phase
 from fiddlex.train.inference.decoding import Decoding, make_decoding
 from fiddlex.train.inference.generation import TextGenerator, generate
 from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.inference.scorer import Scorer, always
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import restore_result
-from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.importing import imported
-from fiddlex.train.run.metrics import describe_loss
-from fiddlex.train.run.require_memory import require_memory
-from fiddlex.train.run.result import no_checkpoint, result_config
-from fiddlex.train.run.transfer import placed, pretrained, whole
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from fiddlex.train.run.faults.require_memory import require_memory
+from fiddlex.train.run.records.metrics import describe_loss
+from fiddlex.train.run.transfer.importing import imported
+from fiddlex.train.run.transfer.result import no_checkpoint, result_config
+from fiddlex.train.run.transfer.weights import placed, pretrained, whole
 from fiddlex.train.run.workdir import TOKENS
 from fiddlex.train.step.dispatched import Dispatched, InFlight
 from fiddlex.train.step.feed import Feed
@@ -447,7 +447,7 @@ def load_trainer(
       change: maps the run's config to the config to use.
       dataset: the data; by default what the changed config names.
       force: whether to go on although the memory will not be enough to score examples
-        (`fiddlex.train.run.require_memory`).
+        (`fiddlex.train.run.faults.require_memory`).
 
     Raises:
       CheckpointError: when the workdir has no run or no readable checkpoint, or when the changed config has weights of

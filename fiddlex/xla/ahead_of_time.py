@@ -14,18 +14,18 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fiddlex.cluster.compilers import libtpu_that_jax_names, libtpu_version
 from fiddlex.cluster.mesh import granules
 from fiddlex.cluster.program_cache import compiled_anew
-from fiddlex.cluster.topology import gpu_targets
 from fiddlex.config import Config
-from fiddlex.config.progress import phase
 from fiddlex.config.unused import unused_fields
 from fiddlex.costs.sizes import model_flops, num_parameters
+from fiddlex.hardware.compilers import libtpu_that_jax_names, libtpu_version
+from fiddlex.hardware.topology import gpu_targets
 from fiddlex.models.flash import kernel_on
 from fiddlex.schedules.table import NONE
 from fiddlex.schedules.text import order_to_text
 from fiddlex.schedules.ticks import order_facts
+from fiddlex.terminal.progress import phase
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import WeightLayout
 from fiddlex.xla.compiled_collectives import Collective, collectives, crossings

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from fiddlex.cluster.compilers import other_libtpu
 from fiddlex.config import Config
-from fiddlex.config.memory_advice import memory_remedies
-from fiddlex.config.readable import counted, mib, readable_size, readable_time
+from fiddlex.hardware.compilers import other_libtpu
+from fiddlex.terminal.memory_advice import memory_remedies
+from fiddlex.terminal.readable import counted, mib, readable_size, readable_time
 
 _MEMORY = {
     "argument": "train state (unless flushed, also versions of the weights, stash and sums) and batch",

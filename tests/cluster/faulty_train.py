@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import orbax.checkpoint as ocp
 
 from fiddlex.commands.train import main
-from fiddlex.config.command_line import run
 from fiddlex.data import Batch, Loader, corpus, token_cache, tokenizers
+from fiddlex.terminal.command_line import run
 
 
 def refuse(*arguments: object, **options: object) -> NoReturn:

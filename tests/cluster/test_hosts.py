@@ -12,7 +12,7 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.train import loop
-from fiddlex.train.run.checkpoint_inventory import finished, verify
+from fiddlex.train.run.checkpoints.inventory import finished, verify
 from tests.cluster.hosts import MISSING, Network
 from tests.cluster.test_processes import as_flags, make_config
 from tests.launch.test_supervised_runs import losses, newest_loss, wait_for_step

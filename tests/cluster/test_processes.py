@@ -21,8 +21,8 @@ from fiddlex.cluster.launchers import is_launched
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.train import loop
-from fiddlex.train.run.checkpoint_inventory import finished, verify
-from fiddlex.train.run.file_digests import read_list
+from fiddlex.train.run.checkpoints.file_digests import read_list
+from fiddlex.train.run.checkpoints.inventory import finished, verify
 from fiddlex.train.trainer import load_trainer
 from tests.cluster.pods import free_port, pod, run_pod
 from tests.programs import EXPERIMENTS, Running, call, started
@@ -92,7 +92,7 @@ def test_training_equals_that_of_one_process(
 
 ENDS = """
 from fiddlex.cluster.process_flags import define_processes
-from fiddlex.config.command_line import run
+from fiddlex.terminal.command_line import run
 join = define_processes()
 def main(argv):
     join()

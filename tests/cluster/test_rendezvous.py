@@ -16,8 +16,8 @@ import pytest
 from fiddlex.cluster import rendezvous
 from fiddlex.cluster.coordinator import SUSPECTED_S
 from fiddlex.cluster.rendezvous import Membership, StoppedError, meet, read_messages, send
-from fiddlex.config.interrupts import STOP_SIGNALS
 from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.terminal.interrupts import STOP_SIGNALS
 from tests.cluster.pods import free_port
 
 Joined = Membership | BaseException

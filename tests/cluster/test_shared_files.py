@@ -100,7 +100,7 @@ def test_other_heldout_data_on_one_rank(config: Config, tmp_path: pathlib.Path, 
         "import sys\n"
         "from fiddlex.data import corpus\n"
         "from fiddlex.commands.train import main\n"
-        "from fiddlex.config.command_line import run\n"
+        "from fiddlex.terminal.command_line import run\n"
         "rank = next(each for each in sys.argv if each.startswith('--process_id='))[-1]\n"
         "opened = corpus.open_token_file\n"
         "corpus.open_token_file = lambda path, **fields: opened(path.with_name(path.name + rank), **fields)\n"
@@ -180,7 +180,7 @@ MEMORY = """
 import json, pathlib, re, sys
 from fiddlex.cluster import processes
 from fiddlex.config import DataConfig
-from fiddlex.config.ending import finished
+from fiddlex.terminal.ending import finished
 from fiddlex.data import load_corpus
 
 address, rank, folder = sys.argv[1].partition("=")[2], int(sys.argv[3].partition("=")[2]), pathlib.Path(__file__).parent
@@ -225,7 +225,7 @@ def weights(workdir: pathlib.Path) -> list[Any]:
 def test_weights_to_start_from_are_those_of_one_process(
     source: str, config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
 ) -> None:
-    from fiddlex.train.run.conversion import export_workdir
+    from fiddlex.train.run.transfer.conversion import export_workdir
 
     config.model.vocab_size = 256
     loop.train(config, tmp_path / "first")

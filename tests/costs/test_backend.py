@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from fiddlex.cluster.topology import Compiler, catalogue, load_topology
 from fiddlex.config import Config, ModelConfig
 from fiddlex.costs.backend import GPU, TPU, TPU_V5P, backend_of
 from fiddlex.costs.layer_memory import LayerMemory
+from fiddlex.hardware.topology import Compiler, catalogue, load_topology
 
 MODEL = ModelConfig(hidden_size=128, num_heads=2, seq_len=128, dtype="bfloat16")
 

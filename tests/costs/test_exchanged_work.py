@@ -8,10 +8,10 @@ import jax
 import pytest
 from jax.extend import core
 
-from fiddlex.cluster.pieces import num_pieces
-from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, MeshConfig
 from fiddlex.costs.work import exchanged_work, layer_work
+from fiddlex.hardware.pieces import num_pieces
+from fiddlex.hardware.topology import load_topology
 from fiddlex.models.blocks import Blocks
 from fiddlex.models.exchange import Exchange
 from fiddlex.models.rings import Rings

@@ -10,7 +10,7 @@ import pytest
 from experiments.benchmarks.programs import make_program
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
-from fiddlex.config.recompute import PARTS, written
+from fiddlex.config.values.recompute import PARTS, written
 from fiddlex.costs.backend import CPU
 from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.pipeline.carry import Carry

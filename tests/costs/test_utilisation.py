@@ -4,11 +4,11 @@ import pathlib
 
 import pytest
 
-from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config
 from fiddlex.costs.sizes import model_flops
 from fiddlex.costs.utilisation import throughput, topology_of
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.topology import catalogue, load_topology
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_gpu_is_called_as_the_compiler_describes_it() -> None:
 
 
 def test_a_file_of_ones_own_names_its_kinds(tmp_path: pathlib.Path) -> None:
-    text = (pathlib.Path(__file__).parents[2] / "fiddlex/cluster/topologies/h100.toml").read_text(encoding="utf-8")
+    text = (pathlib.Path(__file__).parents[2] / "fiddlex/hardware/topologies/h100.toml").read_text(encoding="utf-8")
     (tmp_path / "own.toml").write_text(text.replace('["NVIDIA H100 80GB HBM3"]', '"H100"'), encoding="utf-8")
     with pytest.raises(ConfigError, match="device_kinds must be a list"):
         load_topology(str(tmp_path / "own.toml"))

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fiddlex.cluster.chips import Chip
 from fiddlex.config import Config, MeshConfig, ModelConfig
 from fiddlex.costs.sizes import hardware_flops, model_flops
 from fiddlex.costs.work import MatrixProduct, Work, edge_work, layer_work, update_work
+from fiddlex.hardware.chips import Chip
 
 CHIP = Chip("c", 1.0, 1e9, {"float32": 1e12, "bfloat16": 2e12}, "s")
 

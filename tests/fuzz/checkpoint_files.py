@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import MeshConfig
-from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.file_digests import LIST
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.file_digests import LIST
 from fiddlex.train.step.state import SavedState
 from tests.fuzz.reader import Reader
 

@@ -13,20 +13,22 @@ import tokenizers
 from tokenizers import models
 
 from fiddlex.config import Config
-from fiddlex.config.small_files import MOST_BYTES, json_object, read_small
-from fiddlex.data import arrow_datasets, compressed, token_cache
+from fiddlex.data import arrow_datasets, token_cache
 from fiddlex.data.megatron.index_file import IndexedTokens, open_indexed
 from fiddlex.data.megatron.order import document_order
 from fiddlex.data.preparation import inputs
 from fiddlex.data.sample_log import SampleLog, read_sample_log
 from fiddlex.data.tokenizers import MOST_IDS, JsonTokenizer
 from fiddlex.errors import CheckpointError, ConfigError, DataError, ScheduleError
+from fiddlex.files import compressed
+from fiddlex.files.small_files import MOST_BYTES, json_object, read_small
 from fiddlex.interop.folder import read_json
 from fiddlex.interop.folder_tokenizer import copy_tokenizer
 from fiddlex.interop.safetensors_files import SINGLE, TensorFolder
 from fiddlex.schedules.generators import make_schedule
-from fiddlex.train.run import original, workdir
-from fiddlex.train.run.wandb_run import read_id
+from fiddlex.train.run import workdir
+from fiddlex.train.run.records.wandb_run import read_id
+from fiddlex.train.run.transfer import original
 from tests.data.megatron import plain
 from tests.fuzz.text_files import word_level
 

@@ -13,14 +13,13 @@ import safetensors.numpy
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config, DataConfig, ModelConfig
 from fiddlex.data.continuations import read_continuations
-from fiddlex.data.harness_tokens import HarnessTokenizer
 from fiddlex.data.labelled_texts import read_classification, read_multiple_choice
 from fiddlex.data.preparation.encoding import part_path, read_counts
 from fiddlex.data.preparation.inputs import cut, find_files, read_piece
 from fiddlex.data.tokenizers import JsonTokenizer
+from fiddlex.hardware.topology import catalogue, load_topology
 from fiddlex.interop.architectures import ARCHITECTURES
 from fiddlex.interop.folder import read_settings
 from fiddlex.interop.folder_tokenizer import read_tokenizer
@@ -28,11 +27,12 @@ from fiddlex.interop.safetensors_files import SINGLE
 from fiddlex.planner.profile import Entry, Profile, load_profile
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.text import to_csv
+from fiddlex.tools.harness_tokens import HarnessTokenizer
 from fiddlex.train.inference.evaluation import merit
 from fiddlex.train.run.best import read_best
-from fiddlex.train.run.goodput import Goodput
-from fiddlex.train.run.metrics import MetricsWriter
-from fiddlex.train.run.wandb_run import read_id
+from fiddlex.train.run.records.goodput import Goodput
+from fiddlex.train.run.records.metrics import MetricsWriter
+from fiddlex.train.run.records.wandb_run import read_id
 from fiddlex.train.run.workdir import read_config
 from fiddlex.train.step.stopwatch import Stopwatch
 from tests.fuzz.reader import Reader
@@ -167,7 +167,7 @@ def _topology(folder: Path, data: bytes) -> None:
 
 
 def _topologies() -> list[bytes]:
-    folder = Path(__file__).parents[2] / "fiddlex" / "cluster" / "topologies"
+    folder = Path(__file__).parents[2] / "fiddlex" / "hardware" / "topologies"
     return [(folder / f"{name}.toml").read_bytes() for name in catalogue()[:3]]
 
 

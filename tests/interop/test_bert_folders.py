@@ -20,7 +20,7 @@ from fiddlex.errors import CheckpointError
 from fiddlex.interop.folder_tokenizer import copy_tokenizer
 from fiddlex.models.task_sizes import example_fields
 from fiddlex.train import loop
-from fiddlex.train.run.conversion import export_workdir, import_folder
+from fiddlex.train.run.transfer.conversion import export_workdir, import_folder
 from fiddlex.train.run.workdir import read_config
 from fiddlex.train.trainer import Trainer, load_trainer
 from tests.interop.folders import BERT, make_folder, on_eight

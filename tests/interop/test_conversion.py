@@ -21,8 +21,8 @@ from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.architectures import config_json, model_of, settings_of, sliding_window
 from fiddlex.interop.starting import starting_config
 from fiddlex.train import loop
-from fiddlex.train.run.conversion import export_workdir, import_folder
-from fiddlex.train.run.result import load_generator
+from fiddlex.train.run.transfer.conversion import export_workdir, import_folder
+from fiddlex.train.run.transfer.result import load_generator
 from fiddlex.train.run.workdir import read_config
 from fiddlex.train.trainer import Trainer, load_trainer
 from tests.interop.folders import CONFIGS, LLAMA, make_folder, on_eight

@@ -13,9 +13,9 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.topology import catalogue, load_topology
 from fiddlex.launch.job import Job, Options, make_job
 from fiddlex.launch.jobset import JobSetOptions, jobset_manifest
 from fiddlex.launch.shell import assignments, command_line

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from fiddlex.config import interrupts
 from fiddlex.launch import supervisor
 from fiddlex.launch.supervisor import Limits, newest_step, supervise
-from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.terminal import interrupts
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from tests.programs import ROOT
 
 QUICK = Limits(max_restarts=10, backoff_s=0.01)
@@ -121,7 +121,7 @@ def test_no_process_outlives_its_supervisor(tmp_path: pathlib.Path) -> None:
 def _supervised(command: list[str], *, under: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     """A supervisor as `fiddlex launch` runs it, which a signal may end unlike a function of a library."""
     code = (
-        "import sys; from fiddlex.config.command_line import run;"
+        "import sys; from fiddlex.terminal.command_line import run;"
         "from fiddlex.launch.supervisor import Limits, supervise;"
         f"run(lambda argv: sys.exit(supervise([{command!r}], Limits(), workdir=None)))"
     )

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from fiddlex.cluster import pieces
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import MeshConfig
+from fiddlex.hardware import pieces
 from fiddlex.models.blocks import Blocks
 from fiddlex.models.collective_matmul import Gathered, Scattered
 from fiddlex.models.exchange import Exchange

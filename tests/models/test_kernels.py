@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from fiddlex.cluster.flash import BLOCKED, SPLASH
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import MeshConfig
+from fiddlex.hardware.flash import BLOCKED, SPLASH
 from fiddlex.models.attention import attend
 from fiddlex.models.blocked_attention import blocked_attention
 from fiddlex.models.context import Context

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks.programs import make_program, temporary_bytes
-from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.hardware.topology import load_topology
 from fiddlex.models.attention import attend
 from fiddlex.models.context import Context
 from fiddlex.models.operators import exact_gelu, gated_silu, rms_norm
 from fiddlex.models.rotary import rotate
 from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.train.inference.sampling import SamplingConfig
-from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer
 from tests import reference, reference_llama
 from tests.costs.test_device_memory import predicted, temporaries

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks.programs import make_program, temporary_bytes
-from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config
 from fiddlex.config.families import FAMILIES, Family
 from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.data import Loader
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.topology import load_topology
 from fiddlex.models import spec
 from fiddlex.models.attention import attend
 from fiddlex.models.decoder import Decoder
@@ -33,7 +33,7 @@ from fiddlex.models.task_sizes import task_of
 from fiddlex.parallel.collectives import enter_tensor_parallel
 from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.search import search
-from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer
 from tests import reference
 from tests.costs.test_device_memory import predicted, temporaries

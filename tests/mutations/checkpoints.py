@@ -2,10 +2,11 @@
 
 from tests.mutations.mutation import Mutation
 
-CHECKPOINT = "tests/train/run/test_checkpoint.py"
-INTEGRITY, DIFFERING = "tests/train/run/test_integrity.py", "tests/train/run/test_checkpoint_differences.py"
-CHECKPOINTS = "fiddlex/train/run/checkpoint.py"
-DIGESTS, DIFFERENCES = "fiddlex/train/run/file_digests.py", "fiddlex/train/run/checkpoint_differences.py"
+CHECKPOINT = "tests/train/run/checkpoints/test_checkpoint.py"
+INTEGRITY = "tests/train/run/checkpoints/test_integrity.py"
+DIFFERING = "tests/train/run/checkpoints/test_differences.py"
+CHECKPOINTS = "fiddlex/train/run/checkpoints/checkpoint.py"
+DIGESTS, DIFFERENCES = "fiddlex/train/run/checkpoints/file_digests.py", "fiddlex/train/run/checkpoints/differences.py"
 
 KEPT = "fiddlex/train/run/kept_schedule.py"
 TEST_KEPT = "tests/train/run/test_kept_schedule.py"
@@ -41,24 +42,24 @@ MUTATIONS = (
     ),
     Mutation(
         "damaged-description-of-a-checkpoint-accepted",
-        "fiddlex/train/run/checkpoint_meta.py",
+        "fiddlex/train/run/checkpoints/meta.py",
         old='meta.pop("checksum", None) != text_checksum(meta)',
         new='meta.pop("checksum", None) is None',
         tests=(CHECKPOINT,),
     ),
     Mutation(
         "checksum-blind-to-places",
-        "fiddlex/train/run/checksums.py",
+        "fiddlex/train/run/checkpoints/checksums.py",
         old="jnp.sum(_words(x) * (place | 1), dtype=jnp.uint32)",
         new="jnp.sum(_words(x), dtype=jnp.uint32)",
         tests=("tests/train/test_resume.py::test_checksums_tell_arrays_apart_that_hold_the_same_numbers",),
     ),
     Mutation(
         "denormal-numbers-outside-of-the-checksum",
-        "fiddlex/train/run/checksums.py",
+        "fiddlex/train/run/checkpoints/checksums.py",
         old="return jnp.where(words << 1 == 0, jnp.uint32(0), words)",
         new="return jnp.where(x == 0, jnp.uint32(0), words)",
-        tests=("tests/train/run/test_checksums.py::test_a_flipped_bit_changes_the_checksum",),
+        tests=("tests/train/run/checkpoints/test_checksums.py::test_a_flipped_bit_changes_the_checksum",),
     ),
     Mutation(
         "files-of-a-checkpoint-not-verified-on-restore",
@@ -90,7 +91,7 @@ MUTATIONS = (
     ),
     Mutation(
         "what-a-checkpoint-says-of-itself-read-through-links",
-        "fiddlex/train/run/checkpoint_meta.py",
+        "fiddlex/train/run/checkpoints/meta.py",
         old="for name, reason in foreign_files(path).items():",
         new="for name, reason in {}.items():",
         tests=(f"{INTEGRITY}::test_a_link_or_a_pipe_in_a_checkpoint_is_damage",),
@@ -111,14 +112,14 @@ MUTATIONS = (
     ),
     Mutation(
         "verify-reads-arrays-and-compares-nothing",
-        "fiddlex/train/run/checksums.py",
+        "fiddlex/train/run/checkpoints/checksums.py",
         old='"" if found == saved else',
         new='"" if found == found else',
         tests=(f"{INTEGRITY}::test_an_array_that_is_not_what_was_saved_is_named",),
     ),
     Mutation(
         "arrays-of-any-shape-read",
-        "fiddlex/train/run/stored_arrays.py",
+        "fiddlex/train/run/checkpoints/stored_arrays.py",
         old="if array.shape != shape:",
         new="if False:",
         tests=(f"{INTEGRITY}::test_an_array_that_is_not_what_was_saved_is_named",),
@@ -146,35 +147,35 @@ MUTATIONS = (
     ),
     Mutation(
         "rows-not-moved-to-another-layout",
-        "fiddlex/train/run/relayout.py",
+        "fiddlex/train/run/checkpoints/relayout.py",
         old="0 if layer == PADDING else sources[layer] for layer in layers",
         new="0 if layer == PADDING else layer for layer in layers",
         tests=(CHECKPOINT,),
     ),
     Mutation(
         "part-of-a-file-kept-after-an-error",
-        "fiddlex/config/whole_files.py",
+        "fiddlex/files/whole_files.py",
         old="            part.unlink()\n        raise",
         new="            pass\n        raise",
-        tests=("tests/config/test_whole_files.py::test_an_error_leaves_the_old_content_and_nothing_else",),
+        tests=("tests/files/test_whole_files.py::test_an_error_leaves_the_old_content_and_nothing_else",),
     ),
     Mutation(
         "file-replaced-before-its-content-is-on-disk",
-        "fiddlex/config/whole_files.py",
+        "fiddlex/files/whole_files.py",
         old="            if synced:",
         new="            if not synced:",
-        tests=("tests/config/test_whole_files.py::test_an_error_leaves_the_old_content_and_nothing_else",),
+        tests=("tests/files/test_whole_files.py::test_an_error_leaves_the_old_content_and_nothing_else",),
     ),
     Mutation(
         "folder-named-before-its-files-are-on-disk",
-        "fiddlex/config/whole_files.py",
+        "fiddlex/files/whole_files.py",
         old="        if file.is_file():\n            with",
         new="        if False:\n            with",
-        tests=("tests/train/run/test_new_folder.py::test_it_appears_once_its_files_are_on_disk",),
+        tests=("tests/train/run/transfer/test_new_folder.py::test_it_appears_once_its_files_are_on_disk",),
     ),
     Mutation(
         "unfinished-checkpoints-stay-for-ever",
-        "fiddlex/train/run/checkpoint_writer.py",
+        "fiddlex/train/run/checkpoints/writer.py",
         old="                self._remove_unfinished()",
         new="                pass",
         tests=(f"{CHECKPOINT}::test_what_a_killed_process_left_is_removed_before_the_first_save",),
@@ -184,7 +185,9 @@ MUTATIONS = (
         "fiddlex/train/run/workdir.py",
         old="    check_keeps(saved.train, config.train, checkpoints)\n",
         new="",
-        tests=("tests/train/run/test_kept_steps.py::test_a_run_does_not_start_that_would_delete_what_it_has_kept",),
+        tests=(
+            "tests/train/run/checkpoints/test_kept_steps.py::test_a_run_does_not_start_that_would_delete_what_it_has_kept",
+        ),
     ),
     Mutation(
         "loss-scale-lost-where-rows-move",

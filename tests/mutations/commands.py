@@ -4,9 +4,9 @@ from tests.mutations.mutation import Mutation
 
 FILES = "fiddlex/config/files.py"
 TEST_FILES = "tests/config/test_files.py"
-METRICS = "fiddlex/train/run/metrics.py"
-WANDB = "fiddlex/train/run/wandb_run.py"
-TEST_WANDB = "tests/train/run/test_wandb_run.py"
+METRICS = "fiddlex/train/run/records/metrics.py"
+WANDB = "fiddlex/train/run/records/wandb_run.py"
+TEST_WANDB = "tests/train/run/records/test_wandb_run.py"
 
 MUTATIONS = (
     Mutation(

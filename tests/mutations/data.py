@@ -160,7 +160,7 @@ MUTATIONS = (
         "fiddlex/data/named_tokens.py",
         old="(named if isinstance(named, list) else [named])",
         new="(named[:1] if isinstance(named, list) else [named])",
-        tests=("tests/data/test_harness_tokens.py::test_tokens_that_end_a_generated_text",),
+        tests=("tests/tools/test_harness_tokens.py::test_tokens_that_end_a_generated_text",),
     ),
     Mutation(
         "continuations-without-the-beginning",
@@ -178,10 +178,10 @@ MUTATIONS = (
     ),
     Mutation(
         "beginning-of-text-doubled",
-        "fiddlex/data/harness_tokens.py",
+        "fiddlex/tools/harness_tokens.py",
         old="self._add_bos_token is not False and not begun",
         new="self._add_bos_token is not False",
-        tests=("tests/data/test_harness_tokens.py::test_a_beginning_is_added_once",),
+        tests=("tests/tools/test_harness_tokens.py::test_a_beginning_is_added_once",),
     ),
     Mutation(
         "samples-where-do-sample-is-false",

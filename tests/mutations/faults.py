@@ -2,28 +2,28 @@
 
 from tests.mutations.mutation import Mutation
 
-INTERVAL = "tests/train/run/test_save_interval.py"
+INTERVAL = "tests/train/run/checkpoints/test_save_interval.py"
 FAULTS = "tests/train/test_faults.py"
-WRITER = "tests/train/run/test_checkpoint_writer.py"
+WRITER = "tests/train/run/checkpoints/test_writer.py"
 
 MUTATIONS = (
     Mutation(
         "saves-while-the-last-one-is-written",
-        "fiddlex/train/run/save_interval.py",
+        "fiddlex/train/run/checkpoints/save_interval.py",
         old="        if self._writes():\n            return None",
         new="        if False:\n            return None",
         tests=(f"{INTERVAL}::test_no_save_begins_before_the_last_is_safe",),
     ),
     Mutation(
         "slow-steps-beside-the-writer-not-counted",
-        "fiddlex/train/run/save_interval.py",
+        "fiddlex/train/run/checkpoints/save_interval.py",
         old="self._held_s + slower_s",
         new="self._held_s",
         tests=(f"{INTERVAL}::test_the_overhead_stays_within_its_bound",),
     ),
     Mutation(
         "youngs-interval-without-its-two",
-        "fiddlex/train/run/save_interval.py",
+        "fiddlex/train/run/checkpoints/save_interval.py",
         old="math.sqrt(2 * cost_s",
         new="math.sqrt(cost_s",
         tests=(f"{INTERVAL}::test_no_other_interval_loses_less_time_with_failures",),
@@ -114,7 +114,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a-failed-save-counts-as-written",
-        "fiddlex/train/run/checkpoint_writer.py",
+        "fiddlex/train/run/checkpoints/writer.py",
         old="return self._pending or self._error is not None",
         new="return self._pending",
         tests=(f"{WRITER}::test_a_save_that_fails_in_the_background_is_tried_once_more",),
@@ -128,7 +128,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the-snapshot-is-the-state-itself",
-        "fiddlex/train/run/checkpoint_writer.py",
+        "fiddlex/train/run/checkpoints/writer.py",
         old="snapshot = copied(state._replace(switch=()))._replace(switch=state.switch)",
         new="snapshot = state",
         tests=(f"{WRITER}::test_the_training_goes_on_before_anything_is_written",),

@@ -109,14 +109,14 @@ MUTATIONS = (
     ),
     Mutation(
         "classifier-of-a-folder-taken-for-another-task",
-        "fiddlex/train/run/importing.py",
+        "fiddlex/train/run/transfer/importing.py",
         old="    if not same_task(saved, config):\n        there",
         new="    if False:\n        there",
         tests=(f"{FOLDERS}::test_a_task_starts_from_a_folder_as_from_a_workdir[BertForPreTraining]",),
     ),
     Mutation(
         "tokens-of-a-folder-numbered-otherwise",
-        "fiddlex/train/run/importing.py",
+        "fiddlex/train/run/transfer/importing.py",
         old="if ids.get(name) != ours.get(name)",
         new="if (name in ids) != (name in ours)",
         tests=(f"{FOLDERS}::test_a_tokenizer_that_does_not_fit_is_told",),

@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         "chips-of-any-maker-taken-for-those-of-nvidia",
         "fiddlex/launch/job.py",
-        old="if topology and topology.compiler is None:",
+        old="if topology and not topology.platform:",
         new="if False:",
         tests=("tests/launch/test_mistakes.py::test_mistakes",),
     ),
@@ -121,7 +121,7 @@ MUTATIONS = (
     ),
     Mutation(
         "words-after-two-dashes-as-the-programs-own",
-        "fiddlex/config/arguments.py",
+        "fiddlex/terminal/arguments.py",
         old="flags.FLAGS.read_flags_from_files(split_program(argv)[0])",
         new="flags.FLAGS.read_flags_from_files([word for word in argv if word != '--'])",
         tests=("tests/launch/test_mistakes.py::test_mistakes",),

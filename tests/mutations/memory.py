@@ -25,11 +25,11 @@ MUTATIONS = (
     ),
     Mutation(
         "processes-that-share-a-memory-counted-once",
-        "fiddlex/train/run/require_memory.py",
+        "fiddlex/train/run/faults/require_memory.py",
         old="sharing[key])",
         new="1)",
         tests=(
-            "tests/train/run/test_require_memory.py::"
+            "tests/train/run/faults/test_require_memory.py::"
             "test_processes_of_a_machine_share_its_memory_but_not_their_own_groups",
         ),
     ),
@@ -46,7 +46,7 @@ MUTATIONS = (
         old="processes.num_processes() == 1 and self._trainer.holds_state:",
         new="False:",
         tests=(
-            "tests/train/run/test_require_memory.py::"
+            "tests/train/run/faults/test_require_memory.py::"
             "test_a_run_that_runs_out_of_memory_saves_what_is_there_and_tells[evaluate-2]",
         ),
     ),

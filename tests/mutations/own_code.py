@@ -58,7 +58,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a-workdir-names-the-rule-that-is-run",
-        "fiddlex/train/run/result.py",
+        "fiddlex/train/run/transfer/result.py",
         old="    config.optimizer = OptimizerConfig(zero1=config.optimizer.zero1)\n",
         new="",
         tests=(f"{TEST_RULES}::test_a_run_goes_on_where_its_file_was_moved_and_is_evaluated_without_it",),

@@ -5,14 +5,14 @@ from tests.mutations.mutation import Mutation
 CONVERSION = "tests/interop/test_conversion.py"
 FOLDER_TOKENIZER = "tests/interop/test_folder_tokenizer.py"
 HOSTILE = "tests/fuzz/test_hostile_files.py"
-GOODPUT = "tests/train/run/test_goodput.py::test_a_line_that_no_run_writes_does_no_harm"
-METRICS = "tests/train/run/test_metrics.py::test_a_line_that_no_run_writes_is_left_out"
+GOODPUT = "tests/train/run/records/test_goodput.py::test_a_line_that_no_run_writes_does_no_harm"
+METRICS = "tests/train/run/records/test_metrics.py::test_a_line_that_no_run_writes_is_left_out"
 COORDINATOR = "tests/fuzz/test_coordinator_messages.py::test_messages_of_a_process"
 
 MUTATIONS = (
     Mutation(
         "names-that-lead-out-of-a-folder",
-        "fiddlex/config/small_files.py",
+        "fiddlex/files/small_files.py",
         old="isinstance(name, str) and Path(name).name == name and name not in",
         new="isinstance(name, str) and name not in",
         tests=(f"{HOSTILE}::test_a_saved_dataset_names_files_of_its_folder",),
@@ -33,7 +33,7 @@ MUTATIONS = (
     ),
     Mutation(
         "pipes-read-as-files",
-        "fiddlex/config/small_files.py",
+        "fiddlex/files/small_files.py",
         old="if not stat.S_ISREG(found.st_mode):",
         new="if stat.S_ISDIR(found.st_mode):",
         tests=(f"{HOSTILE}::test_a_pipe_in_a_workdir_is_not_waited_for",),
@@ -68,7 +68,7 @@ MUTATIONS = (
     ),
     Mutation(
         "compressed-texts-of-any-size",
-        "fiddlex/data/compressed.py",
+        "fiddlex/files/compressed.py",
         old="return max(MOST_TEXT, MOST_RATIO * os.path.getsize(file)) if is_compressed(file) else -1",
         new="return -1",
         tests=(f"{HOSTILE}::test_a_text_that_grows_beyond_measure_is_refused",),
@@ -89,7 +89,7 @@ MUTATIONS = (
     ),
     Mutation(
         "goodput-of-endless-seconds",
-        "fiddlex/train/run/goodput.py",
+        "fiddlex/train/run/records/goodput.py",
         old="not 0 <= value < _MOST_SECONDS",
         new="value < 0",
         tests=(GOODPUT,),

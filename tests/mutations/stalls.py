@@ -3,11 +3,11 @@
 from tests.mutations.mutation import Mutation
 
 CACHE, DISK, SHARED = "fiddlex/data/sample_cache.py", "fiddlex/data/disk_cache.py", "fiddlex/data/shared_batches.py"
-LOG, STALLS, CACHING = "fiddlex/data/sample_log.py", "fiddlex/data/stalls.py", "fiddlex/data/caching.py"
+LOG, STALLS, CACHING = "fiddlex/data/sample_log.py", "fiddlex/tools/stalls.py", "fiddlex/data/caching.py"
 OF_CACHE, OF_SHARED = "tests/data/test_sample_cache.py", "tests/data/test_shared_batches.py"
 ONCE = f"{OF_SHARED}::test_each_batch_is_prepared_once_and_removed_when_all_have_it"
 FLIPPED = f"{OF_CACHE}::test_a_flipped_bit_is_never_a_wrong_sample"
-MODEL = "tests/data/test_stalls.py::test_predictions_of_the_model"
+MODEL = "tests/tools/test_stalls.py::test_predictions_of_the_model"
 
 MUTATIONS = (
     Mutation(
@@ -130,7 +130,7 @@ MUTATIONS = (
         STALLS,
         old="if self.times.fetch_one_thread_s and self.epochs > 1:",
         new="if self.times.fetch_one_thread_s:",
-        tests=("tests/data/test_stalls.py::test_a_cache_is_advised_to_runs_of_more_than_an_epoch",),
+        tests=("tests/tools/test_stalls.py::test_a_cache_is_advised_to_runs_of_more_than_an_epoch",),
     ),
     Mutation(
         "prediction-not-scaled-to-what-was-measured",

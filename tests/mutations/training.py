@@ -305,10 +305,10 @@ MUTATIONS = (
     ),
     Mutation(
         "records-of-steps-to-come-kept-on-resume",
-        "fiddlex/train/run/metrics.py",
+        "fiddlex/train/run/records/metrics.py",
         old='if record["step"] <= step and "goodput" not in record:',
         new='if "goodput" not in record:',
-        tests=("tests/train/run/test_metrics.py::test_records_of_steps_that_are_trained_again_are_dropped",),
+        tests=("tests/train/run/records/test_metrics.py::test_records_of_steps_that_are_trained_again_are_dropped",),
     ),
     # Text.
     Mutation(
@@ -399,10 +399,12 @@ MUTATIONS = (
     ),
     Mutation(
         "points-of-tensorboard-lost-with-the-process",
-        "fiddlex/train/run/tensorboard.py",
+        "fiddlex/train/run/records/tensorboard.py",
         old="    file.flush()\n",
         new="",
-        tests=("tests/train/run/test_metrics.py::test_tensorboard_has_each_record_of_a_process_that_is_killed",),
+        tests=(
+            "tests/train/run/records/test_metrics.py::test_tensorboard_has_each_record_of_a_process_that_is_killed",
+        ),
     ),
     Mutation(
         "other-data-under-another-path-taken",

@@ -8,8 +8,8 @@ import re
 import jax
 import pytest
 
-from fiddlex.cluster import pieces
 from fiddlex.config import Config, MeshConfig
+from fiddlex.hardware import pieces
 from fiddlex.models.blocks import Blocks
 from fiddlex.models.exchange import Exchange
 from fiddlex.models.rings import Rings

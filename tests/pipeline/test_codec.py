@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
 
-from fiddlex.config.stash import SCALE_ROW, STATISTICS, encoded_bytes
+from fiddlex.config.values.stash import SCALE_ROW, STATISTICS, encoded_bytes
 from fiddlex.models.operators import add_bias, gelu, layer_norm
 from fiddlex.models.products import product
 from fiddlex.pipeline.codec import Codec

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, ModelConfig
+from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.layouts import Problem
 
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, ModelConfig
 from fiddlex.costs.backend import backend_of
+from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.auto_plans import with_auto
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.layouts import Problem

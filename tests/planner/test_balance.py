@@ -11,7 +11,6 @@ from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, Pipeline
 from fiddlex.config.overrides import replaced
 from fiddlex.planner.balance import ALIKE, MOST_TRIED, balance
 from fiddlex.planner.cost_model import MicrobatchTimes
-from fiddlex.planner.partition import Layer, Level, pipedream
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.placement import LayerPlacement
@@ -19,6 +18,7 @@ from fiddlex.schedules.resolve import resolve
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.text import to_csv
 from fiddlex.simulate.lockstep import lockstep
+from fiddlex.tools.partition import Layer, Level, pipedream
 from tests.schedules.strategies import sizes, user_schedules
 
 ROUNDING = 1e-9

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, ModelConfig
+from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.bound import Cut, least_seconds
 from fiddlex.planner.closed_forms import batch_seconds
 from fiddlex.planner.cost_model import MicrobatchTimes

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fiddlex.cluster.links import Link, Ring
-from fiddlex.cluster.topology import catalogue, load_topology
+from fiddlex.hardware.links import Link, Ring
+from fiddlex.hardware.topology import catalogue, load_topology
 from fiddlex.planner.communication import (
     all_gather_s,
     all_gather_shares,

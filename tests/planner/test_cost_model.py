@@ -4,13 +4,12 @@ import dataclasses
 
 import pytest
 
-from fiddlex.cluster import pieces
-from fiddlex.cluster.chips import Chip
-from fiddlex.cluster.host_memory import HostMemory
-from fiddlex.cluster.links import Link
-from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
 from fiddlex.errors import ConfigError
+from fiddlex.hardware import pieces
+from fiddlex.hardware.chips import Chip, HostMemory
+from fiddlex.hardware.links import Link
+from fiddlex.hardware.topology import Topology
 from fiddlex.planner import cost_model
 from fiddlex.planner.communication import all_reduce_s
 from fiddlex.planner.cost_model import EFFICIENCY, CostModel, System

@@ -5,17 +5,17 @@ import logging
 
 import pytest
 
-from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.config.overrides import replaced
 from fiddlex.costs.backend import backend_of
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.layouts import HEADROOM
 from fiddlex.planner.predict import needed_memory, pipeline_of, predict
 from fiddlex.planner.settle import settle
-from fiddlex.planner.what_if import Scenario, apply
 from fiddlex.schedules.resolve import resolve
+from fiddlex.tools.what_if import Scenario, apply
 
 A100 = load_topology("a100_80")
 

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.costs.backend import GPU
 from fiddlex.costs.memory import device_memory
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.predict import needed_memory, predict
 from fiddlex.schedules.generators import GENERATORS, make_schedule

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fiddlex.cluster.pieces import LEAST_ROWS
-from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import OptimizerConfig
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.pieces import LEAST_ROWS
+from fiddlex.hardware.topology import catalogue, load_topology
 from fiddlex.planner import no_plan
 from fiddlex.planner.layouts import OBJECTIVES, Layout, layouts
 from fiddlex.planner.no_plan import least_bytes, too_little, why_none

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from fiddlex.config.readable import gib, readable_time
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.costs.memory import Memory
@@ -21,6 +20,7 @@ from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.placement import place_layers
 from fiddlex.schedules.resolve import resolve
 from fiddlex.simulate.lockstep import lockstep
+from fiddlex.terminal.readable import gib, readable_time
 from tests.planner.problems import a_problem
 
 

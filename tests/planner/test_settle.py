@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.config.files import load_config
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.predict import predict
 from fiddlex.planner.settle import settle, with_settled
-from fiddlex.planner.what_if import Scenario, apply
 from fiddlex.schedules.resolve import resolve
+from fiddlex.tools.what_if import Scenario, apply
 from tests.planner.test_profile import PROFILE
 
 PREFIX = "pipeline.layers_per_stage=balanced: "

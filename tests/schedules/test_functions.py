@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from fiddlex.config import interrupts
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.schedules.generators import make_schedule
 from fiddlex.schedules.text import to_csv
+from fiddlex.terminal import interrupts
 
 HEAD = "from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate\n"
 EAGER = f"""{HEAD}
@@ -221,7 +221,8 @@ def test_mistakes(text, name, message, file):
 
 def test_a_signal_while_a_file_runs_is_no_mistake_of_the_file(file, monkeypatch):
     monkeypatch.setattr(interrupts, "_is_interrupted", threading.Event())
-    file.write_text("from fiddlex.config import interrupts\n" + body("interrupts.interrupt(SystemExit, 143)"))
+    imports = "from fiddlex.errors import Stopped\nfrom fiddlex.terminal import interrupts\n"
+    file.write_text(imports + body("interrupts.interrupt(Stopped, 143)"))
     with pytest.raises(SystemExit) as ended:
         make_schedule("mine.py:mine", **SIZES)
     assert ended.value.code == 143

@@ -8,13 +8,13 @@ import pathlib
 import pytest
 
 from fiddlex.cluster.mesh import make_mesh, make_topology_mesh
-from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.settle import settle
 from fiddlex.train import loop
-from fiddlex.train.run.result import load_result
+from fiddlex.train.run.transfer.result import load_result
 from fiddlex.train.step.program import Program
 from fiddlex.train.trainer import Trainer, load_trainer
 from fiddlex.xla.ahead_of_time import compile_ahead

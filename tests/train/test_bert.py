@@ -20,7 +20,7 @@ from fiddlex.data.dataset import Dataset
 from fiddlex.data.statistics import wilson_interval
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.train import loop
-from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from fiddlex.train.run.workdir import check_same_run
 from fiddlex.train.trainer import Trainer, load_trainer
 from tests.train.bert import of_task, on_a_mesh, random_dataset, scored

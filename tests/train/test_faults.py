@@ -16,7 +16,7 @@ from fiddlex.data import Batch, Loader
 from fiddlex.errors import CheckpointError, ConfigError, FaultError, NonFiniteError, SpikeError
 from fiddlex.train import loop
 from fiddlex.train.run import workdir as workdirs
-from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer, load_trainer
 from tests.programs import ROOT
 from tests.train.test_resume import final_state, interrupted_run, records

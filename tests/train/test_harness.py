@@ -27,12 +27,12 @@ from lm_eval.models.huggingface import HFLM  # noqa: E402
 
 from fiddlex.config.overrides import replaced  # noqa: E402
 from fiddlex.data import make_tokenizer  # noqa: E402
-from fiddlex.data.harness_tokens import HarnessTokenizer  # noqa: E402
-from fiddlex.train.harness import FiddlexLM  # noqa: E402
-from fiddlex.train.harness_tasks import task_manager  # noqa: E402
+from fiddlex.tools.harness import FiddlexLM  # noqa: E402
+from fiddlex.tools.harness_tasks import task_manager  # noqa: E402
+from fiddlex.tools.harness_tokens import HarnessTokenizer  # noqa: E402
 from fiddlex.train.inference.sampling import SamplingConfig  # noqa: E402
-from fiddlex.train.run.conversion import import_folder  # noqa: E402
-from fiddlex.train.run.result import load_generator  # noqa: E402
+from fiddlex.train.run.transfer.conversion import import_folder  # noqa: E402
+from fiddlex.train.run.transfer.result import load_generator  # noqa: E402
 from fiddlex.train.trainer import load_trainer  # noqa: E402
 from third_party.lm_eval import compare  # noqa: E402
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fiddlex.cluster import pieces
 from fiddlex.config import Config
+from fiddlex.hardware import pieces
 from fiddlex.models import collective_matmul, dropout
 from fiddlex.models.flash import make_splash
 from fiddlex.schedules.resolve import resolve

@@ -18,7 +18,7 @@ from fiddlex.data import Loader
 from fiddlex.errors import ConfigError
 from fiddlex.schedules.prediction import stage_factors
 from fiddlex.schedules.semantics import make_semantics
-from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from fiddlex.train.step.blockwise import Block
 from fiddlex.train.step.optimizer import make_optimizer
 from fiddlex.train.step.unflushed import Unflushed

@@ -18,9 +18,9 @@ from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteErr
 from fiddlex.parallel.host_memory import HOST
 from fiddlex.train import loop
 from fiddlex.train.run import workdir as workdirs
-from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.checksums import checksums
-from fiddlex.train.run.file_digests import LIST
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.checksums import checksums
+from fiddlex.train.run.checkpoints.file_digests import LIST
 from fiddlex.train.step import blockwise
 from fiddlex.train.step.feed import Feed
 from fiddlex.train.trainer import Trainer, load_trainer

@@ -14,8 +14,8 @@ from fiddlex.config import Config
 from fiddlex.data import Loader
 from fiddlex.errors import ConfigError, NonFiniteError
 from fiddlex.train import loop
-from fiddlex.train.run import transfer
-from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from fiddlex.train.run.transfer import weights as transfer
 from fiddlex.train.step.unflushed import Unflushed
 from fiddlex.train.trainer import Trainer, load_trainer
 from tests import reference

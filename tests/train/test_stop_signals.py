@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fiddlex.config.interrupts import STOP_SIGNALS
-from fiddlex.train.run.stop_signals import StopSignals
+from fiddlex.terminal.interrupts import STOP_SIGNALS
+from fiddlex.train.run.faults.stop_signals import StopSignals
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from fiddlex.config.unused import reset_unused
 from fiddlex.errors import ConfigError
 from fiddlex.schedules.semantics import make_phases
 from fiddlex.train import loop
-from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from fiddlex.train.sync_switch import Decision, SyncSwitch
 from fiddlex.train.trainer import Trainer
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from tests.pseudo_terminal import Recording, recorded
 from tests.small_run import ENVIRONMENT, small, steps
-from tests.terminal import Recording, recorded
 
 COLUMNS = 80
 AT_ONCE_S = 5.0  # less than one second on an idle machine (docs/time.md); the machine may be busy

@@ -20,7 +20,7 @@ from fiddlex.models.weights import Weights
 from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.loop import _log_what_runs
 from fiddlex.train.record import Record
-from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer
 from tests import reference
 from tests.train.bert import random_dataset

@@ -114,7 +114,7 @@ def test_parts_on_chips_are_those_that_are_predicted(topology: str, case: str, t
 
 def test_the_memory_of_a_host_is_that_of_the_topology_file(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
-    catalogued = (ROOT / "fiddlex/cluster/topologies/tpu_v5e.toml").read_text(encoding="utf-8")
+    catalogued = (ROOT / "fiddlex/hardware/topologies/tpu_v5e.toml").read_text(encoding="utf-8")
     own = tmp_path / "own.toml"
     own.write_text(catalogued.replace("memory_gib = 192", "memory_gib = 8"), encoding="utf-8")
     fields = {"mesh.data": 1, "mesh.pipe": 1, "mesh.tensor": 1, "pipeline.schedule": "1f1b", "pipeline.num_chunks": 1}

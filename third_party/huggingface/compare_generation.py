@@ -26,7 +26,7 @@ from fiddlex.interop.folder import read_settings
 from fiddlex.train.inference.decoding import make_decoding
 from fiddlex.train.inference.generation import generate
 from fiddlex.train.inference.sampling import SamplingConfig
-from fiddlex.train.run.importing import converted
+from fiddlex.train.run.transfer.importing import converted
 from fiddlex.train.step.program import Program
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "turns of each way", lower_bound=1)

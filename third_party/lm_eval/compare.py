@@ -33,8 +33,8 @@ from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 from fiddlex.config.overrides import replaced  # noqa: E402
-from fiddlex.train.harness import FiddlexLM  # noqa: E402
-from fiddlex.train.run.conversion import import_folder  # noqa: E402
+from fiddlex.tools.harness import FiddlexLM  # noqa: E402
+from fiddlex.train.run.transfer.conversion import import_folder  # noqa: E402
 
 LENGTH, VOCABULARY, NUM_DOCUMENTS = 64, 700, 40
 LAYOUTS: dict[str, dict[str, Any]] = {

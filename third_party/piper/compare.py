@@ -19,8 +19,8 @@ import tempfile
 from typing import Any
 
 from fiddlex.errors import DeviceError
-from fiddlex.planner.unequal_stages.chain import Chain, Choice, ShardedLayer, StageProblem
-from fiddlex.planner.unequal_stages.piper import Piper
+from fiddlex.tools.unequal_stages.chain import Chain, Choice, ShardedLayer, StageProblem
+from fiddlex.tools.unequal_stages.piper import Piper
 
 EQUAL = 1e-6  # relative difference of equal times: that of the published program's own checks
 

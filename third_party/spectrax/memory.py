@@ -21,9 +21,9 @@ from experiments.benchmarks.same_start import require_comparable, write_start
 from experiments.benchmarks.sizes import base_config, with_microbatches
 from experiments.benchmarks.systems import ROOT
 from fiddlex.config import Config
-from fiddlex.config.command_line import define_changes, run
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import FiddlexError
+from fiddlex.terminal.command_line import define_changes, run
 
 _CONFIG = define_changes(base_config())
 _PYTHON = flags.DEFINE_string("python", None, "the Python that has SpectraX", required=True)

@@ -13,9 +13,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fiddlex.config.whole_files import replacing
 from fiddlex.data.megatron.index_file import DTYPES, HEADER, MAGIC, VERSION, open_indexed
 from fiddlex.errors import DataError
+from fiddlex.files.whole_files import replacing
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 LONGEST = 2**31 - 1  # tokens of a sequence, whose length is an int32

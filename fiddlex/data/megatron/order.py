@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fiddlex.cluster import processes
-from fiddlex.config.small_files import check_regular
-from fiddlex.config.whole_files import remove_leftovers, replacing
 from fiddlex.data.megatron.index_file import IndexedTokens
+from fiddlex.files.small_files import check_regular
+from fiddlex.files.whole_files import remove_leftovers, replacing
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from fiddlex.config.small_files import read_object
-from fiddlex.config.whole_files import replacing
 from fiddlex.data.megatron.builder import IndexedBuilder, indexed_builder, smallest_dtype
 from fiddlex.data.preparation.inputs import Piece, read_piece
 from fiddlex.data.tokenizers import Tokenizer, make_tokenizer
 from fiddlex.errors import DataError
+from fiddlex.files.small_files import read_object
+from fiddlex.files.whole_files import replacing
 
 _ENCODED_AT_ONCE = 2**20  # characters
 

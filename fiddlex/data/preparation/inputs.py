@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fiddlex.config import rules
-from fiddlex.data.compressed import is_compressed, lines, opened, read_text
 from fiddlex.data.documents import files_below, is_hidden
 from fiddlex.errors import DataError
+from fiddlex.files.compressed import is_compressed, lines, opened, read_text
 
 _LEAST_PIECE, _MOST_PIECES = 4 * 2**20, 4096  # bytes; pieces of one run, beside the files that cannot be cut
 _JSON_NAMES = {

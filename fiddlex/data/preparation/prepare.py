@@ -23,8 +23,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fiddlex.config.small_files import read_object
-from fiddlex.config.whole_files import write_whole
 from fiddlex.data.megatron.builder import indexed_builder, smallest_dtype
 from fiddlex.data.megatron.index_file import open_indexed
 from fiddlex.data.preparation.encoding import Counts, Encoding, encode_part, part_path, read_counts, start_worker
@@ -32,6 +30,8 @@ from fiddlex.data.preparation.inputs import Piece, cut, find_files
 from fiddlex.data.preparation.train_tokenizer import check_size, train_tokenizer
 from fiddlex.data.tokenizers import MOST_UNKNOWN, SEPARATORS, Tokenizer, make_tokenizer
 from fiddlex.errors import ConfigError, DataError
+from fiddlex.files.small_files import read_object
+from fiddlex.files.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 

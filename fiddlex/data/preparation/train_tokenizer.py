@@ -6,10 +6,10 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from fiddlex.config.whole_files import write_whole
 from fiddlex.data.preparation.inputs import Piece, read_piece
 from fiddlex.data.tokenizers import END_OF_TEXT
 from fiddlex.errors import ConfigError, DataError
+from fiddlex.files.whole_files import write_whole
 
 LEAST_TOKENS = 257  # 256 bytes and the end of text
 MOST_TOKENS = 2**20

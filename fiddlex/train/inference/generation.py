@@ -13,12 +13,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fiddlex.config.readable import counted
 from fiddlex.data import PieceDecoder, Tokenizer
 from fiddlex.data.tokenizers import begun
 from fiddlex.errors import ConfigError, NonFiniteError
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import on_host
+from fiddlex.terminal.readable import counted
 from fiddlex.train.inference.decoding import Decoding
 from fiddlex.train.inference.sampling import SamplingConfig, sample
 

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from fiddlex.config import Config
-from fiddlex.config.progress import phase
 from fiddlex.data import ExampleSource
 from fiddlex.data.continuations import ContinuationExamples
 from fiddlex.data.dataset import Dataset
@@ -16,6 +15,7 @@ from fiddlex.data.statistics import majority_share
 from fiddlex.errors import ConfigError, NonFiniteError
 from fiddlex.models.bert import BERT
 from fiddlex.models.weights import Weights
+from fiddlex.terminal.progress import phase
 from fiddlex.train.inference.evaluation import summarise
 from fiddlex.train.inference.forward import ScoreFunction, make_eval_step
 from fiddlex.train.inference.predictions import Answerable, predicted_continuations, predicted_labels

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from fiddlex.cluster import processes
 from fiddlex.config import Config
-from fiddlex.config.progress import phase
-from fiddlex.config.small_files import read_small
-from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import CheckpointError
+from fiddlex.files.small_files import read_small
+from fiddlex.files.whole_files import write_whole
+from fiddlex.terminal.progress import phase
 from fiddlex.train.inference.evaluation import merit
 from fiddlex.train.record import Record, parse_record
-from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from fiddlex.train.run.workdir import writing
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from fiddlex.cluster import processes
 from fiddlex.config import Config, PipelineConfig
-from fiddlex.config.every import AUTO
 from fiddlex.config.overrides import replaced
-from fiddlex.config.readable import counted
-from fiddlex.config.schedule_source import Kind, source_of
-from fiddlex.config.small_files import read_small
-from fiddlex.config.whole_files import unused, write_whole
+from fiddlex.config.values.every import AUTO
+from fiddlex.config.values.schedule_source import Kind, source_of
+from fiddlex.files.small_files import read_small
+from fiddlex.files.whole_files import unused, write_whole
 from fiddlex.schedules.generators import BUILT_IN, GENERATORS
 from fiddlex.schedules.schedule import Schedule
+from fiddlex.terminal.readable import counted
 
 logger = logging.getLogger(__name__)
 

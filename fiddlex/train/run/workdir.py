@@ -1,7 +1,7 @@
 """The directory of a run: its files, and whether a config may continue the run in it.
 
 The directory holds `config.json` (resolved), `metrics.jsonl`, `goodput.jsonl`, `checkpoints/` and `tensorboard/`, and
-`stacks/` if a step took too long (`fiddlex.train.run.watchdog`). A run that ends when it stops improving also has
+`stacks/` if a step took too long (`faults/watchdog.py`). A run that ends when it stops improving also has
 `best/` and `best.json` (`fiddlex.train.run.best`).
 
 `schedule.csv` is the table of the run's schedule (`fiddlex.train.run.kept_schedule`), and `data.json` has digests of
@@ -27,21 +27,21 @@ from filelock import FileLock, Timeout
 from fiddlex.cluster import processes
 from fiddlex.cluster.shared_files import not_seen_by
 from fiddlex.config import Config
-from fiddlex.config.every import AUTO
 from fiddlex.config.families import family
 from fiddlex.config.fields import RUN, WEIGHTS, paths
 from fiddlex.config.overrides import replaced
 from fiddlex.config.paths import absolute_paths
-from fiddlex.config.schedule_source import Kind, source_of
-from fiddlex.config.small_files import read_object, read_small
-from fiddlex.config.whole_files import write_whole
+from fiddlex.config.values.every import AUTO
+from fiddlex.config.values.schedule_source import Kind, source_of
 from fiddlex.data.tokenizers import tokenizer_digest
 from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.files.small_files import read_object, read_small
+from fiddlex.files.whole_files import write_whole
 from fiddlex.interop.folder import check_window
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.text import to_csv
+from fiddlex.train.run.checkpoints.kept_steps import check_keeps
 from fiddlex.train.run.kept_schedule import TABLE, keep_other_table, with_order, with_table
-from fiddlex.train.run.kept_steps import check_keeps
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from fiddlex.cluster.jax_settings import key_of
 from fiddlex.config import Config
-from fiddlex.config.recompute import FULL
+from fiddlex.config.values.recompute import FULL
 from fiddlex.errors import ConfigError
 from fiddlex.models.cache import LayerCache
 from fiddlex.models.collective_matmul import make_exchange

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fiddlex.config import OptimizerConfig
-from fiddlex.config.schedule_source import is_function
+from fiddlex.config.values.schedule_source import is_function
 from fiddlex.train.step.blockwise import (
     Blocks,
     clip_by_block_rms,

@@ -1,4 +1,4 @@
-"""The update rule that a function of the user's gives (`fiddlex.config.own_rules`), tried out before a run starts.
+"""The update rule that a function of the user's gives, tried out before a run starts (`fiddlex.config.user_code`).
 
 A rule is written for plain weights. In a run the weights of all layers are stacked, vocabulary and stages are padded
 with zeros, and with `optimizer.offload` each weight is updated by itself. Invariant: a rule that would change the
@@ -14,9 +14,9 @@ import numpy as np
 import optax
 
 from fiddlex.config import OptimizerConfig
-from fiddlex.config.own_rules import OWN, rule_function
-from fiddlex.config.python_files import errors_of
-from fiddlex.config.schedule_source import source_of
+from fiddlex.config.user_code.own_rules import OWN, rule_function
+from fiddlex.config.user_code.python_files import errors_of
+from fiddlex.config.values.schedule_source import source_of
 from fiddlex.errors import ConfigError
 from fiddlex.models.weights import Weights
 

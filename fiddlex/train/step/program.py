@@ -13,12 +13,12 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.cluster.jax_settings import fixed_settings
 from fiddlex.config import Config
-from fiddlex.config.memory_advice import is_lack_of_memory
-from fiddlex.config.schedule_source import is_function
+from fiddlex.config.values.schedule_source import is_function
 from fiddlex.errors import DeviceError
 from fiddlex.models.registry import make_model
 from fiddlex.parallel.sharding import on_devices
 from fiddlex.planner.settle import settle
+from fiddlex.terminal.memory_advice import is_lack_of_memory
 from fiddlex.train.step.flushed import Flushed
 from fiddlex.train.step.gradients import GradientSource, init_key
 from fiddlex.train.step.muon import deal_over

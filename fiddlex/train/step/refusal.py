@@ -3,8 +3,8 @@
 import jaxlib.version
 from jax.sharding import Mesh
 
-from fiddlex.cluster.compilers import libtpu_version
 from fiddlex.config import Config
+from fiddlex.hardware.compilers import libtpu_version
 
 _LONGEST_REASON = 300  # characters of a compiler's message, which may go on with a whole instruction
 # With weights from the host, libtpu 0.0.52 compiled hidden sizes of 64, 128, 192 and 256 for v5e, and refused 32, 48,

@@ -9,7 +9,7 @@ from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError
 from fiddlex.train.inference.decoding import Decoding, make_decoding
-from fiddlex.train.run.transfer import whole
+from fiddlex.train.run.transfer.weights import whole
 from fiddlex.train.step.program import Program
 from tests import reference, reference_llama
 

@@ -14,7 +14,7 @@ from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.text import to_csv
 from fiddlex.train import loop
-from fiddlex.train.run.result import load_generator
+from fiddlex.train.run.transfer.result import load_generator
 from fiddlex.train.run.workdir import read_config, write_config
 from fiddlex.train.trainer import load_trainer
 

@@ -13,7 +13,7 @@ import pytest
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
 from fiddlex.data import Loader
-from fiddlex.train.run.transfer import whole
+from fiddlex.train.run.transfer.weights import whole
 from fiddlex.train.step.program import Program
 from tests import reference, reference_bert
 from tests.train.bert import of_task, random_dataset

@@ -1,0 +1,1 @@
+"""Functions in a user's Python files: schedules, semantics, update rules."""

@@ -1,0 +1,1 @@
+"""Values of config fields that have a grammar of their own."""

@@ -1,0 +1,1 @@
+"""Hardware as data: chips, the links between them, hosts and prices, without jax."""

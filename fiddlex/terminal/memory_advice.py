@@ -1,0 +1,93 @@
+"""What the user can do about a lack of memory, given the config."""
+
+import re
+from typing import Any
+
+from fiddlex.config.config import Config
+from fiddlex.config.overrides import replaced
+from fiddlex.config.values.stash import SAME
+from fiddlex.errors import ConfigError
+
+_FORWARDS_FIRST = ("gpipe", "breadth_first")  # schedules whose stash grows with the microbatches on any mesh.pipe
+_LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE)  # the second is in INTERNAL errors
+
+
+def is_lack_of_memory(error: BaseException) -> bool:
+    """Whether an error is jax's for a device, or the fake devices of a CPU, that had no memory left."""
+    return type(error).__name__ == "JaxRuntimeError" and bool(_LACK_OF_MEMORY.search(str(error)))
+
+
+def memory_remedies(config: Config, *, fake: bool) -> dict[str, dict[str, Any]]:
+    """Changes to a config that reduce the memory of its train step.
+
+    Args:
+      config: the run's config.
+      fake: whether the devices are fake devices of a CPU. They share one memory, so sharding over them saves none, and
+        replicas cost memory.
+
+    Returns:
+      For each change as text the fields that it sets, by their paths; no fields where the text names no values. With
+      them the config may be invalid.
+    """
+    most, data, microbatches = config.replica_batch_size, config.mesh.data, config.pipeline.num_microbatches
+    lean = "attention,gelu,norms,masks" if config.model.dropout else "gelu,norms"
+    stash = {} if config.pipeline.stash_dtype == SAME else {"pipeline.stash_dtype": SAME}
+    exact = "".join(f" and {name}={value}" for name, value in stash.items())
+    one_replica = {"mesh.data": 1, "pipeline.num_microbatches": microbatches * data}
+    remedies: list[tuple[str, dict[str, Any], bool]] = [
+        (
+            f"raise pipeline.num_microbatches (at most {most})",
+            {"pipeline.num_microbatches": most},
+            config.microbatch_size > 1,
+        ),
+        (f"set pipeline.recompute={lean}", {"pipeline.recompute": lean}, config.pipeline.recompute == "none"),
+        (
+            f"set pipeline.recompute=full{exact}",
+            {"pipeline.recompute": "full"} | stash,
+            config.pipeline.recompute != "full",
+        ),
+        (
+            f"set mesh.data=1 and pipeline.num_microbatches={microbatches * data}",
+            one_replica,
+            fake and data > 1,
+        ),
+        (
+            "set pipeline.stash_memory=host",
+            {"pipeline.stash_memory": "host"},
+            not fake and _may_spill(config),
+        ),
+        ("set optimizer.zero1=True", {"optimizer.zero1": True}, data > 1 and not config.optimizer.zero1),
+        (
+            "set optimizer.offload=True",
+            {"optimizer.offload": True},
+            not fake and not config.optimizer.offload and config.pipeline.prediction == "none",
+        ),
+        (
+            "set pipeline.weights_memory=host",
+            {"pipeline.weights_memory": "host"},
+            not fake and _may_stream(config),
+        ),
+        ("raise mesh.tensor", {}, not fake and config.mesh.tensor < config.model.num_heads),
+        ("train a smaller model", {}, True),
+    ]
+    return {text: fields for text, fields, is_useful in remedies if is_useful}
+
+
+def _may_spill(config: Config) -> bool:
+    """Whether `pipeline.stash_memory=host` may copy anything: certainly not where this is false."""
+    pipeline = config.pipeline
+    if pipeline.spills or pipeline.num_microbatches * pipeline.num_chunks < 3:
+        return False
+    return config.mesh.pipe * pipeline.num_chunks > 2 or pipeline.schedule in _FORWARDS_FIRST
+
+
+def _may_stream(config: Config) -> bool:
+    """Whether `pipeline.weights_memory=host` is valid and frees memory; with two chunks, devices hold all weights."""
+    pipeline = config.pipeline
+    if pipeline.streams or pipeline.schedule != "breadth_first" or pipeline.num_chunks < 3:
+        return False
+    try:
+        replaced(config, {"pipeline.weights_memory": "host"}).validate()
+    except ConfigError:
+        return False
+    return True

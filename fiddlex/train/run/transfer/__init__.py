@@ -1,0 +1,1 @@
+"""Weights that pass between runs, and to and from folders of transformers."""
