@@ -19,8 +19,9 @@ from typing import Any
 
 from fiddlex.config import DataConfig
 from fiddlex.data.tables import Table, read_table
-from fiddlex.data.values import BadLineError, checked_choices, choice_index, shown, text_of, value_of
+from fiddlex.data.values import BadLineError, checked_choices, choice_index, text_of, value_of
 from fiddlex.errors import ConfigError, DataError
+from fiddlex.terminal.readable import shown
 
 logger = logging.getLogger(__name__)
 

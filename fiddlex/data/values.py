@@ -1,19 +1,15 @@
 """Checks of the values in a line's cells or keys; a line with invalid values is bad."""
 
 import itertools
-import reprlib
 import string
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fiddlex.config import rules
+from fiddlex.terminal.readable import shown
 
 MISSING_KEY = "missing key"  # the reason why a line is bad
 _LISTED_NAMES = 20
-
-_repr = reprlib.Repr()
-_repr.maxstring = _repr.maxother = 60
-_repr.maxlevel = 2
 
 
 class BadLineError(ValueError):
@@ -73,11 +69,6 @@ def checked_text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
             f"{name!r} has {half!r} at position {error.start}, one half of a surrogate pair, which is no character.",
         ) from error
     return value
-
-
-def shown(value: Any) -> str:
-    """The Python representation of `value`, without its middle when it is long."""
-    return _repr.repr(value)
 
 
 def choice_index(value: Any, num_choices: int, *, name: str) -> int:

@@ -12,8 +12,8 @@ from fiddlex.errors import ConfigError
 from fiddlex.interop.architecture import Architecture
 from fiddlex.interop.bert import BERTS
 from fiddlex.interop.decoders import DECODERS
-from fiddlex.interop.messages import shown
 from fiddlex.interop.options import Json, Options
+from fiddlex.terminal.readable import shown
 
 # Fields that transformers writes elsewhere from version 5 on.
 OLDER_FIELDS = ("rope_theta", "rope_scaling", "original_max_position_embeddings", "torch_dtype")

@@ -9,8 +9,8 @@ from typing import Any
 from fiddlex.config import Config, ModelConfig
 from fiddlex.errors import ConfigError
 from fiddlex.interop.architecture import FIXED, Architecture, Part, dropout, gelu, gelu_name, in_layers, linear, norm
-from fiddlex.interop.messages import shown
 from fiddlex.interop.options import Json, Options
+from fiddlex.terminal.readable import shown
 
 OBJECTIVES = {
     "BertForPreTraining": "mlm_nsp",

@@ -11,8 +11,8 @@ import tokenizers
 
 from fiddlex.errors import CheckpointError, is_failure
 from fiddlex.files.whole_files import write_whole
-from fiddlex.interop.messages import shortened, shown
 from fiddlex.interop.tokenizer_classes import built_class, class_options, differences, pipeline, with_tokens
+from fiddlex.terminal.readable import shortened, shown
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from fiddlex.errors import CheckpointError
 from fiddlex.interop.architecture import Architecture
-from fiddlex.interop.messages import shortened
 from fiddlex.interop.safetensors_files import DTYPES, TensorFolder
+from fiddlex.terminal.readable import shortened
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fiddlex.config.rules import INTEGER_LIMIT
 from fiddlex.errors import ConfigError
-from fiddlex.interop.messages import shortened, shown
+from fiddlex.terminal.readable import shortened, shown
 
 Json = dict[str, Any]
 

@@ -18,7 +18,7 @@ import numpy as np
 from fiddlex.errors import CheckpointError
 from fiddlex.files.small_files import is_own_name, json_object, read_object
 from fiddlex.files.whole_files import replacing
-from fiddlex.interop.messages import shortened, shown
+from fiddlex.terminal.readable import shortened, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_HEADER = 100_000_000  # bytes; the limit of the safetensors library

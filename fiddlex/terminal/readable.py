@@ -1,10 +1,18 @@
-"""Numbers as messages give them to people: durations, sizes and counts.
+"""Numbers as messages give them to people: durations, sizes and counts; and values from files, short whatever they are.
 
 All that fiddlex prints gives sizes in binary units, as the memory of a device is told: GiB, or MiB where all of a
 table's figures are small. Rates of links and of memory stay in GB/s, as their makers tell them.
 """
 
+import reprlib
+from typing import Any
+
 _GIB, _MIB = 2**30, 2**20
+_MOST_NAME = 160  # characters; the longest names of the classes that fiddlex has are below 70
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 60
+_repr.maxlevel = 2
 
 
 def readable_time(seconds: float) -> str:
@@ -53,3 +61,14 @@ def counted(number: int, one: str, several: str = "") -> str:
       several: what several are called; by default they have an s more.
     """
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
+def shown(value: Any) -> str:
+    """The Python representation of `value`, without its middle when it is long."""
+    return _repr.repr(value)
+
+
+def shortened(name: str) -> str:
+    """A name as it is, without its middle when it has more than `_MOST_NAME` characters."""
+    half = _MOST_NAME // 2
+    return name if len(name) <= _MOST_NAME else f"{name[:half]}...{name[-half:]}"

@@ -16,6 +16,7 @@ import numpy as np
 
 from fiddlex.cluster.jax_settings import kept_settings
 from fiddlex.files.small_files import read_small
+from fiddlex.terminal.readable import shown
 from fiddlex.train.run.checkpoints.checksums import text_checksum
 from fiddlex.train.run.checkpoints.file_digests import foreign_files
 from fiddlex.train.step.state import SavedState
@@ -126,10 +127,10 @@ def read_meta(path: Path) -> Meta:
         raise ValueError(f"{name}: {reason}")
     meta = json.loads(read_small(path / META / "metadata"))
     if not isinstance(meta, dict) or meta.pop("checksum", None) != text_checksum(meta):
-        raise ValueError(f"what it says of itself is not what was saved: {meta}")
+        raise ValueError(f"what it says of itself is not what was saved: {shown(meta)}")
     for name, is_valid in _FIELDS.items():
         if (name in _REQUIRED or name in meta) and not is_valid(meta.get(name)):
-            raise ValueError(f"its {name} is not one that fiddlex writes: {ascii(meta.get(name))[:_MOST_TEXT]}")
+            raise ValueError(f"its {name} is not one that fiddlex writes: {shown(meta.get(name))}")
     if path.name.isdecimal() and meta["step"] != int(path.name):
         raise ValueError(f"it is the checkpoint of step {meta['step']} under another name")
     return meta

@@ -112,24 +112,29 @@ def other_description(meta: dict[str, Any]) -> None:
     meta["layers"] = [0, 1, 2]
 
 
+def no_description(meta: dict[str, Any]) -> str:
+    return "\ud800" * 5000
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (other_numbers, r"weights\.layers\.kernel is not what was saved"),
         (odd_description, r"its fingerprint is not one that fiddlex writes: 'x"),
         (other_description, "what it says of itself is not what was saved"),
+        (no_description, r"what it says of itself is not what was saved: '\\ud800"),
     ],
 )
 def test_what_is_not_what_was_saved_is_not_read(
-    change: Callable[[dict[str, Any]], None], message: str, workdir: pathlib.Path
+    change: Callable[[dict[str, Any]], str | None], message: str, workdir: pathlib.Path
 ) -> None:
     path = workdir / "checkpoints" / "5" / "meta" / "metadata"
     meta = json.loads(path.read_text())
-    change(meta)
-    path.write_text(json.dumps(meta))
+    path.write_text(json.dumps(change(meta) or meta))
     (workdir / "checkpoints" / "5" / LIST).unlink()  # as in checkpoints of earlier versions
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=message) as error:
         restored(workdir)
+    assert len(str(error.value)) < 1000
 
 
 def other_shape(x: Any) -> Any:
