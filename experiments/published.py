@@ -210,27 +210,22 @@ def sc21_table() -> str:
 
 def layout_of(config: Config) -> Layout:
     """The layout of a config."""
-    mesh, pipeline = config.mesh, config.pipeline
+    pipeline = config.pipeline
     return Layout(
-        mesh.data,
-        mesh.pipe,
-        mesh.tensor,
-        mesh.sequence_parallel,
+        config.mesh,
         pipeline.schedule,
         pipeline.num_chunks,
         pipeline.num_microbatches,
         pipeline.semantics,
         pipeline.recompute,
-        mesh.outermost,
-        mesh.collective_matmul,
     )
 
 
 def _short(layout: Layout) -> str:
     chunks = f" v={layout.chunks}" * (layout.chunks > 1)
-    across = ", pipe outermost" * (layout.outermost == "pipe")
+    mesh, across = layout.mesh, ", pipe outermost" * (layout.mesh.outermost == "pipe")
     return (
-        f"{layout.data}×{layout.pipe}×{layout.tensor}{exchange_text(layout)}{across}, {layout.schedule}{chunks}, "
+        f"{'×'.join(map(str, mesh.sizes.values()))}{exchange_text(mesh)}{across}, {layout.schedule}{chunks}, "
         f"m={layout.num_microbatches}, {layout.semantics}, {layout.recompute}"
     )
 

@@ -56,7 +56,7 @@ print(as_text(problem, found))
 # ## Where memory and time go
 
 # %%
-names = [f"{p.layout.data}×{p.layout.pipe}×{p.layout.tensor}\n{p.layout.recompute}" for p in found.plans]
+names = [f"{p.layout.mesh.data}×{p.layout.mesh.pipe}×{p.layout.mesh.tensor}\n{p.layout.recompute}" for p in found.plans]
 figure, (memory, time) = plt.subplots(1, 2, figsize=(11, 3), layout="constrained")
 parts = sorted({part for plan in found.plans for part, size in memory_parts(plan.memory).items() if size > GIB})
 base = [0.0] * len(names)
@@ -87,10 +87,13 @@ plt.show()
 # %%
 best: dict[int, Plan] = {}
 for layout in layouts(problem):
-    if (layout.semantics, layout.recompute, layout.tensor) == ("sync", "full", 4):
+    if (layout.semantics, layout.recompute, layout.mesh.tensor) == ("sync", "full", 4):
         plan = evaluate(problem, layout)
-        if plan.memory.peak <= problem.limit and plan.step_time_s < best.get(layout.pipe, plan).step_time_s * 1.001:
-            best[layout.pipe] = plan
+        if (
+            plan.memory.peak <= problem.limit
+            and plan.step_time_s < best.get(layout.mesh.pipe, plan).step_time_s * 1.001
+        ):
+            best[layout.mesh.pipe] = plan
 for pipe, plan in sorted(best.items()):
     print(f"pipe={pipe}: {plan.step_time_s:.2f} s, bubble {plan.bubble:.1%}, {plan.layout.schedule}")
 assert min(plan.step_time_s for plan in best.values()) >= found.plans[0].step_time_s

@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh
 from fiddlex.cluster import processes
 from fiddlex.cluster.platforms import leave_out_absent_tpu
 from fiddlex.config import MeshConfig
+from fiddlex.config.sections import AXES
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.hardware.compilers import missing_compiler
 from fiddlex.hardware.topology import LIBTPU_DEVICES_PER_CHIP, catalogue, gpu_targets
@@ -28,7 +29,6 @@ from fiddlex.terminal.readable import counted
 
 logger = logging.getLogger(__name__)
 
-AXES = ("data", "pipe", "tensor")
 MOST_FAKE_DEVICES = 4096  # each fake device takes threads and memory
 
 _TOPOLOGIES = (

@@ -128,7 +128,7 @@ def main(argv: list[str]) -> None:
     with phase("Searching the layouts"):
         problem, found = search_further(asked, keep=_KEEP.value)
     found = with_auto(problem, found, _AUTO.value)
-    names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
+    names = [topology.compile_name(plan.layout.mesh.num_devices) for plan in found.plans[: _VERIFY.value]]
     if problem is not asked and _FORMAT.value == "text":
         print(f"{further_text(asked, problem)}\n")
     if found.plans and _FORMAT.value == "text":

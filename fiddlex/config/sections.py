@@ -6,7 +6,9 @@ the values, the rule and the remedy.
 """
 
 import dataclasses
+import functools
 import math
+from typing import Any
 
 from fiddlex.config import rules
 from fiddlex.config.families import FAMILIES, family
@@ -22,6 +24,7 @@ from fiddlex.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 GELUS = ("tanh", "erf")
+AXES = ("data", "pipe", "tensor")  # of the mesh, the fields of `MeshConfig` that count devices
 OUTERMOST_AXES = ("data", "pipe")
 ROPE_SCALINGS = ("none", "linear", "llama3")
 MOST_ROPE = 1e12  # of the base and the factor; far above any in use
@@ -177,9 +180,12 @@ class ModelConfig(Checked, prefix="config.model."):
             )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(unsafe_hash=True)
 class MeshConfig(Checked, prefix="config.mesh."):
-    """Devices along each axis of the mesh. The product is the number of devices the run uses."""
+    """Devices along each axis of the mesh (`AXES`). The product is the number of devices the run uses.
+
+    The planner has it as a key; so set fields only before anything else has the object.
+    """
 
     data: int = 1  # replicas of the model, each with an equal part of the batch
     pipe: int = 1  # pipeline ranks, each with pipeline.num_chunks stages
@@ -191,17 +197,31 @@ class MeshConfig(Checked, prefix="config.mesh."):
     @property
     def num_devices(self) -> int:
         """Devices in the mesh."""
-        return self.data * self.pipe * self.tensor
+        return math.prod(self.sizes.values())
 
     @property
-    def placement_order(self) -> tuple[str, str, str]:
+    def sizes(self) -> dict[str, int]:
+        """Devices along each axis, by its name."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def placement_order(self) -> tuple[str, ...]:
         """The axes in the order in which devices are numbered: the first varies slowest, `tensor` fastest."""
-        return ("pipe", "data", "tensor") if self.outermost == "pipe" else ("data", "pipe", "tensor")
+        return self.outermost, *(axis for axis in AXES if axis != self.outermost)
 
     def stride(self, axis: str) -> int:
         """Distance between neighbours along an axis, in device numbers."""
         order = self.placement_order
         return math.prod(getattr(self, inner) for inner in order[order.index(axis) + 1 :])
+
+    def along(self, *axes: str) -> "MeshConfig":
+        """The devices of this mesh along some axes: one along each other axis, and no axis but `data` outermost."""
+        return _along(self, axes)
+
+    @property
+    def plain(self) -> "MeshConfig":
+        """The same devices without sequence parallelism."""
+        return _plain(self)
 
     @property
     def vocab_shards(self) -> int:
@@ -210,14 +230,25 @@ class MeshConfig(Checked, prefix="config.mesh."):
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range or two fields contradict each other."""
-        for name in ("data", "pipe", "tensor"):
-            rules.at_least(f"mesh.{name}", getattr(self, name), 1)
+        for axis, size in self.sizes.items():
+            rules.at_least(f"mesh.{axis}", size, 1)
         rules.choice("mesh.outermost", self.outermost, OUTERMOST_AXES)
         if self.collective_matmul and not self.sequence_parallel:
             raise ConfigError(
                 "mesh.collective_matmul=True with mesh.sequence_parallel=False: only the exchanges of sequence "
                 "parallelism can be divided along the sequence. Set mesh.sequence_parallel=True too, or neither."
             )
+
+
+@functools.lru_cache(maxsize=4096)
+def _along(mesh: MeshConfig, axes: tuple[str, ...]) -> MeshConfig:
+    alone: dict[str, Any] = {axis: 1 for axis in AXES if axis not in axes}
+    return dataclasses.replace(mesh, outermost=OUTERMOST_AXES[0], **alone)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain(mesh: MeshConfig) -> MeshConfig:
+    return dataclasses.replace(mesh, sequence_parallel=False, collective_matmul=False)
 
 
 @dataclasses.dataclass

@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from fiddlex.models.spec import MASK_ROW
+from fiddlex.parallel.collectives import first_position
 
 SITES_PER_LAYER = 3
 EMBEDDING_SITE = 0
@@ -54,7 +55,7 @@ class Dropout:
     def residual(self, x_BTH: jax.Array, site: int, *, sequence_parallel: bool) -> jax.Array:
         """Drops elements of activations; with sequence parallelism `x_BTH` is a tensor rank's part of the sequence."""
         length = x_BTH.shape[1]
-        first = lax.axis_index("tensor") * length if sequence_parallel else 0
+        first = first_position(length, sequence_parallel=sequence_parallel)
         return self._drop(x_BTH, site, first + jnp.arange(length))
 
     def attention(self, probabilities_BNQK: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ from fiddlex.models.dropout import EMBEDDING_SITE
 from fiddlex.models.layers import dropped, norm
 from fiddlex.models.sharded_vocabulary import embed_tokens
 from fiddlex.models.weights import Weights
+from fiddlex.parallel.collectives import first_position
 
 
 def embed(
@@ -28,7 +29,7 @@ def embed(
     """
     x_BTH = embed_tokens(weights["tokens"], tokens_BS, sequence_parallel=context.sequence_parallel)
     length = x_BTH.shape[1]
-    first = lax.axis_index("tensor") * length if context.sequence_parallel else 0
+    first = first_position(length, sequence_parallel=context.sequence_parallel)
 
     def looked_up(name: str, ids_BS: jax.Array) -> jax.Array:
         # In float32, so that the backward pass sums the gradients of a row in float32.

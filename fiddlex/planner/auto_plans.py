@@ -68,7 +68,7 @@ def _asked(problem: Problem, number: int) -> list[Plan]:
         plans = search(flushed, keep=number * alike).plans
     best: dict[Layout, Plan] = {}
     for plan in plans:
-        if plan.layout.pipe > 1:  # one rank is a layout too where weights come chunk by chunk
+        if plan.layout.mesh.pipe > 1:  # one rank is a layout too where weights come chunk by chunk
             best.setdefault(plan.layout._replace(schedule=AUTO, chunks=1), plan)
     return list(best.values())[:number]
 
@@ -91,7 +91,7 @@ def _searched(problem: Problem, plan: Plan) -> Iterator[Plan]:
     of_run = dataclasses.replace(problem, memory_bytes=None)
     memory = Memory(of_run.limit, backend_of(problem.topology.compiler))
     for chunks in sorted({CHUNKS, plan.layout.chunks}):
-        if plan.layout.pipe * chunks > problem.config.model.num_layers:
+        if plan.layout.mesh.pipe * chunks > problem.config.model.num_layers:
             continue
         fields = {"pipeline.schedule": AUTO, "pipeline.num_chunks": chunks}
         config = replaced(plan.config, fields)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fiddlex.config import Config, MeshConfig, PipelineConfig
+from fiddlex.config.sections import AXES
 from fiddlex.config.values.recompute import FULL, recomputed
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, num_sequences
@@ -220,11 +221,8 @@ class CostModel:
         self._around_once, self._spill_once = functools.cache(self._around), functools.cache(self._spill)
         self._streamed_once = functools.cache(self._streamed)
 
-    def _links(self, data: int, pipe: int, tensor: int, outermost: str) -> MeshLinks:
-        return MeshLinks.of(self._topology, MeshConfig(data, pipe, tensor, outermost=outermost))
-
-    def _links_of(self, mesh: MeshConfig) -> MeshLinks:
-        return self._links_once(mesh.data, mesh.pipe, mesh.tensor, mesh.outermost)
+    def _links(self, mesh: MeshConfig) -> MeshLinks:
+        return MeshLinks.of(self._topology, mesh)
 
     def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:
         """The times of a microbatch on a mesh.
@@ -238,13 +236,10 @@ class CostModel:
           ConfigError: when no link of the topology joins all devices of the mesh.
         """
         examples = self._config.data.global_batch_size // mesh.data // num_microbatches
-        layer = mesh.tensor, mesh.sequence_parallel, mesh.collective_matmul, examples, recompute
+        layer = mesh.along("tensor"), examples, recompute
         forward, backward_input, backward_weight = self._layer_once(*layer)
-        load, store = self._streamed_once(mesh.data, mesh.tensor)
-        axes = mesh.data, mesh.pipe, mesh.tensor
-        outside, once, gather = self._around_once(
-            *axes, mesh.sequence_parallel, mesh.outermost, mesh.collective_matmul, num_microbatches
-        )
+        load, store = self._streamed_once(mesh.along("data", "tensor"))
+        outside, once, gather = self._around_once(mesh, num_microbatches)
         repeats, gathers = recompute == FULL, self._gathered_again(mesh, recompute) * gather
         return outside._replace(
             forward=forward + once.forward,
@@ -256,25 +251,15 @@ class CostModel:
             spill=self._spill_once(*layer),
         )
 
-    def _around(
-        self,
-        data: int,
-        pipe: int,
-        tensor: int,
-        sequence_parallel: bool,
-        outermost: str,
-        collective_matmul: bool,
-        num_microbatches: int,
-    ) -> tuple[MicrobatchTimes, LayerExchange, float]:
+    def _around(self, mesh: MeshConfig, num_microbatches: int) -> tuple[MicrobatchTimes, LayerExchange, float]:
         """What does not depend on recomputation: all but the layers', their exchange, and that of a whole input."""
-        mesh = MeshConfig(data, pipe, tensor, sequence_parallel, outermost, collective_matmul)
-        examples = self._config.data.global_batch_size // data // num_microbatches
+        examples = self._config.data.global_batch_size // mesh.data // num_microbatches
         over_pipe = self._system.vocabulary_over_pipe
-        embed, head, embed_backward = self._edges_once(tensor * (pipe if over_pipe else 1), examples)
-        links, whole = self._links_of(mesh), examples * self._row_bytes
-        part = whole / tensor if sequence_parallel else whole
-        over_tensor = all_reduce_s(whole, links.tensor)
-        along_pipe = all_reduce_s(part, links.pipe) if over_pipe and pipe > 1 else 0.0
+        embed, head, embed_backward = self._edges_once(mesh.tensor * (mesh.pipe if over_pipe else 1), examples)
+        links, whole = self._links_once(mesh.plain), examples * self._row_bytes
+        part = whole / mesh.tensor if mesh.sequence_parallel else whole
+        over_tensor = all_reduce_s(whole, links.rings["tensor"])
+        along_pipe = all_reduce_s(part, links.rings["pipe"]) if over_pipe and mesh.pipe > 1 else 0.0
         outside = MicrobatchTimes(
             0.0,
             0.0,
@@ -286,7 +271,7 @@ class CostModel:
             edge_exchange=4 * along_pipe + 2 * over_tensor,
             hops=self._hops(links, whole, part),
         )
-        return outside, self._exchange(mesh, examples), all_gather_s(whole, links.tensor)
+        return outside, self._exchange(mesh, examples), all_gather_s(whole, links.rings["tensor"])
 
     def step(self, mesh: MeshConfig, *, num_parameters: float, streamed_rows: int = 0) -> StepTimes:
         """The times of a step outside the pipeline.
@@ -297,7 +282,7 @@ class CostModel:
           streamed_rows: number of rows of layers on a device whose weights and gradients wait on the host.
         """
         zero1 = self._config.optimizer.zero1
-        rings = self._links_of(mesh).data
+        rings = self._links_once(mesh.plain).rings["data"]
         reduce = reduce_scatter_s if zero1 else all_reduce_s
         return StepTimes(
             reduce(num_parameters * self._system.gradient_bytes, rings),
@@ -326,28 +311,31 @@ class CostModel:
         Returns:
           The traffic by axis, the links of each from the innermost outwards.
         """
-        m, zero1, links = num_microbatches, self._config.optimizer.zero1, self._links_of(mesh)
+        m, zero1, links = num_microbatches, self._config.optimizer.zero1, self._links_once(mesh.plain)
         examples = self._config.data.global_batch_size // mesh.data // m
         whole = examples * self._row_bytes
         part = whole / mesh.tensor if mesh.sequence_parallel else whole
         layers = max(sum(placement.layers_per_stage[stage] for stage in stages) for stages in placement.chunks)
         in_layers = m * layers * self._reductions * (6 if recompute == FULL else 4)
         in_layers += m * layers * self._gathered_again(mesh, recompute)
-        shares = [  # an all-reduce counts twice
-            ("data", 1 if zero1 else 2, all_gather_shares(num_parameters * self._system.gradient_bytes, links.data)),
-            ("data", 1 if zero1 else 0, all_gather_shares(num_parameters * self._itemsize, links.data)),
-            ("pipe", 8 * m, all_gather_shares(part, links.pipe)),
-            ("tensor", 4 * m, all_gather_shares(whole, links.tensor)),
+        gathered = [  # axis, how often, and bytes; an all-reduce counts twice
+            ("data", 1 if zero1 else 2, num_parameters * self._system.gradient_bytes),
+            ("data", 1 if zero1 else 0, num_parameters * self._itemsize),
+            ("pipe", 8 * m, part),
+            ("tensor", 4 * m, whole),
         ]
-        if mesh.collective_matmul:  # for each sum of results, one input is gathered again
-            again, pieces = m * layers * self._reductions, self._exchanged_once(mesh.tensor, examples).pieces
-            if self._in_blocks:  # each block waits for the links by itself, and no block does when all come again
-                shares.append(("tensor", pieces * in_layers, all_gather_shares(whole / pieces, links.tensor)))
-                shares.append(("tensor", again, all_gather_shares(whole, links.tensor)))
-            else:
-                shares.append(("tensor", in_layers + again, ring_shares(whole, links.tensor, ways=pieces)))
-        else:
-            shares.append(("tensor", in_layers, all_gather_shares(whole, links.tensor)))
+        again, around = m * layers * self._reductions, 0
+        if not mesh.collective_matmul:
+            gathered.append(("tensor", in_layers, whole))
+        elif self._in_blocks:  # each block waits for the links by itself, and no block does when all come again
+            pieces = self._exchanged_once(mesh.along("tensor"), examples).pieces
+            gathered += [("tensor", pieces * in_layers, whole / pieces), ("tensor", again, whole)]
+        else:  # for each sum of results, one input is gathered again
+            around = in_layers + again
+        shares = [(axis, times, all_gather_shares(size, links.rings[axis])) for axis, times, size in gathered]
+        if around:
+            pieces = self._exchanged_once(mesh.along("tensor"), examples).pieces
+            shares.append(("tensor", around, ring_shares(whole, links.rings["tensor"], ways=pieces)))
         sent: dict[tuple[str, Link], list[float]] = defaultdict(lambda: [0.0, 0.0])
         for axis, times, of_links in shares:
             for link, size, seconds in of_links:
@@ -356,41 +344,36 @@ class CostModel:
         for link, messages in _messages(placement.stage_ranks, links).items():
             sent["pipe", link][0] += m * messages * part
             sent["pipe", link][1] += m * messages * send_s(part, link, senders=links.senders)
-        order = {axis: place for place, axis in enumerate(("data", "pipe", "tensor"))}
         found = (Traffic(axis, link, *amounts) for (axis, link), amounts in sent.items())
-        return tuple(sorted(found, key=lambda each: (order[each.axis], self._topology.links.index(each.link))))
+        return tuple(sorted(found, key=lambda each: (AXES.index(each.axis), self._topology.links.index(each.link))))
 
     def _exchange(self, mesh: MeshConfig, examples: int) -> LayerExchange:
         """Exposed seconds of the exchange in a layer, for a microbatch of `examples`."""
-        whole, links = examples * self._row_bytes, self._links_of(mesh).tensor
+        whole, links = examples * self._row_bytes, self._links_once(mesh.plain).rings["tensor"]
         if not mesh.collective_matmul:
             once = self._reductions * all_reduce_s(whole, links)
             return LayerExchange(once, once)
-        times, pieces = self._exchanged_once(mesh.tensor, examples)
+        times, pieces = self._exchanged_once(mesh.along("tensor"), examples)
         if self._in_blocks:
             block, all_blocks = (all_gather_s(size, links) for size in (whole / pieces, whole))
             return exchange_of_blocks(times, number=pieces, block=block, whole=all_blocks)
         return exchange_of_rings(times, ranks=mesh.tensor, hop=hop_s(whole, links, ways=pieces))
 
-    def _exchanged(self, tensor: int, examples: int) -> "_Exchanged":
-        mesh = MeshConfig(1, 1, tensor, sequence_parallel=True, collective_matmul=True)
+    def _exchanged(self, mesh: MeshConfig, examples: int) -> "_Exchanged":
         config = self._sized(mesh, examples, "none")
         times = (
             ProductTimes(each.gathers, self._seconds(each.forward), self._seconds(each.backward_input))
             for each in exchanged_work(config, in_blocks=self._in_blocks)
         )
-        sizes = num_sequences(config), config.model.seq_len // tensor
-        return _Exchanged(tuple(times), num_blocks(*sizes, tensor) if self._in_blocks else num_ways(*sizes))
+        sizes = num_sequences(config), config.model.seq_len // mesh.tensor
+        return _Exchanged(tuple(times), num_blocks(*sizes, mesh.tensor) if self._in_blocks else num_ways(*sizes))
 
     def _seconds(self, *works: Work) -> float:
         chip, dtype = self._topology.chip, self._config.model.dtype
         return sum(work.seconds(chip, dtype, self._efficiency) for work in works)
 
-    def _layer(
-        self, tensor: int, sequence_parallel: bool, collective_matmul: bool, examples: int, recompute: str
-    ) -> tuple[float, float, float]:
+    def _layer(self, mesh: MeshConfig, examples: int, recompute: str) -> tuple[float, float, float]:
         """Seconds of F, I (with what it recomputes) and W, without communication."""
-        mesh = MeshConfig(1, 1, tensor, sequence_parallel, collective_matmul=collective_matmul)
         config = self._sized(mesh, examples, recompute)
         work = layer_work(config, flash=self._flash, in_blocks=self._in_blocks)
         return (
@@ -399,20 +382,17 @@ class CostModel:
             self._seconds(work.backward_weight),
         )
 
-    def _streamed(self, data: int, tensor: int) -> tuple[float, float]:
+    def _streamed(self, mesh: MeshConfig) -> tuple[float, float]:
         """Seconds in which a layer's weights come from the host, and in which its gradients go there."""
         if not self._config.pipeline.streams:
             return 0.0, 0.0
-        copied = layer_bytes(dataclasses.replace(self._config, mesh=MeshConfig(data, 1, tensor)))
+        copied = layer_bytes(dataclasses.replace(self._config, mesh=mesh))
         return copied.weights / self._host_bandwidth, copied.gradients / self._host_bandwidth
 
-    def _spill(
-        self, tensor: int, sequence_parallel: bool, collective_matmul: bool, examples: int, recompute: str
-    ) -> float:
+    def _spill(self, mesh: MeshConfig, examples: int, recompute: str) -> float:
         """Seconds in which what a layer's forward pass saves goes to the host, or comes back."""
         if not self._config.pipeline.spills:
             return 0.0
-        mesh = MeshConfig(1, 1, tensor, sequence_parallel, collective_matmul=collective_matmul)
         stash = LayerMemory.of(self._sized(mesh, examples, recompute), self._backend).stash()
         return stash / self._host_bandwidth
 
@@ -451,9 +431,9 @@ class CostModel:
         return config.sequences_per_example * config.model.seq_len * config.model.hidden_size * self._itemsize
 
     def _hops(self, links: MeshLinks, whole: float, part: float) -> tuple[float, ...]:
-        tensor, gathered = math.prod(ring.size for ring in links.tensor), 0.0
+        tensor, gathered = math.prod(ring.size for ring in links.rings["tensor"]), 0.0
         if self._system.scatters_hops:
-            part, gathered = whole / tensor, all_gather_s(whole, links.tensor)
+            part, gathered = whole / tensor, all_gather_s(whole, links.rings["tensor"])
         seconds = {link: send_s(part, link, senders=links.senders) + gathered for link in set(links.hops)}
         return tuple(seconds[link] for link in links.hops) or (0.0,)
 

@@ -116,47 +116,42 @@ class Problem:
 class Layout(NamedTuple):
     """A point of the space."""
 
-    data: int
-    pipe: int
-    tensor: int
-    sequence_parallel: bool
+    mesh: MeshConfig
     schedule: str
     chunks: int
     num_microbatches: int
     semantics: str
     recompute: str
-    outermost: str = "data"
-    collective_matmul: bool = False
-
-    @property
-    def num_devices(self) -> int:
-        """Number of devices of the mesh."""
-        return self.data * self.pipe * self.tensor
 
     @property
     def shape(self) -> Shape:
         """The shape of the layout's pipeline."""
-        return Shape(self.schedule, self.pipe, self.chunks, self.num_microbatches, self.semantics)
+        return Shape(self.schedule, self.mesh.pipe, self.chunks, self.num_microbatches, self.semantics)
 
     def applied(self, config: Config) -> Config:
-        """The config with this layout in place of its own mesh and pipeline.
-
-        Its pipeline also has `planned_stash` and `planned_prediction`.
-        """
-        axes = self.data, self.pipe, self.tensor
-        mesh = MeshConfig(*axes, self.sequence_parallel, self.outermost, self.collective_matmul)
-        pipeline = PipelineConfig(
+        """The config with this layout in place of its own mesh and pipeline; see `planned_pipeline`."""
+        pipeline = planned_pipeline(
+            config,
+            self.semantics,
+            self.recompute,
             schedule=self.schedule,
             num_chunks=self.chunks,
             num_microbatches=self.num_microbatches,
-            recompute=self.recompute,
-            stash_memory=config.pipeline.stash_memory,
-            weights_memory=config.pipeline.weights_memory,
-            stash_dtype=planned_stash(config, self.recompute),
-            semantics=self.semantics,
-            **planned_prediction(config, self.semantics),
         )
-        return dataclasses.replace(config, mesh=mesh, pipeline=pipeline)
+        return dataclasses.replace(config, mesh=self.mesh, pipeline=pipeline)
+
+
+def planned_pipeline(config: Config, semantics: str, recompute: str = "none", **fields: Any) -> PipelineConfig:
+    """A plan's pipeline: `fields`, what is kept of that of `config`, `planned_stash` and `planned_prediction`."""
+    return PipelineConfig(
+        semantics=semantics,
+        recompute=recompute,
+        stash_memory=config.pipeline.stash_memory,
+        weights_memory=config.pipeline.weights_memory,
+        stash_dtype=planned_stash(config, recompute),
+        **planned_prediction(config, semantics),
+        **fields,
+    )
 
 
 def planned_stash(config: Config, recompute: str) -> str:
@@ -186,19 +181,20 @@ def layouts(problem: Problem) -> Iterator[Layout]:
     batch = problem.config.data.global_batch_size
     flash = backend_of(problem.topology.compiler).flash_kernel(problem.config.model).name
     modes = recompute_choices(problem.config, flash=bool(flash))
-    for data, pipe, tensor in meshes(problem):
-        parallel = (False, True) if splits_sequence(problem, tensor) else (False,)
-        outermost_choices = outermost_axes(problem, data, pipe, tensor)
-        for number, sequence in itertools.product(_divisors(batch // data), parallel):
-            matmuls = matmul_choices(problem, sequence, tensor, batch // data // number)
-            for schedule, chunks, semantics in _pipelines(problem, pipe, number):
-                for recompute, outermost, matmul in itertools.product(modes, outermost_choices, matmuls):
-                    pipeline = schedule, chunks, number, semantics, recompute
-                    yield Layout(data, pipe, tensor, sequence, *pipeline, outermost, matmul)
+    variant = functools.cache(dataclasses.replace)  # gives equal meshes as one object, which caches find fastest
+    for plain in meshes(problem):
+        parallel = (False, True) if splits_sequence(problem, plain.tensor) else (False,)
+        orders = outermost_axes(problem, plain)
+        for number, sequence in itertools.product(_divisors(batch // plain.data), parallel):
+            matmuls = matmul_choices(problem, sequence, plain.tensor, batch // plain.data // number)
+            for schedule, chunks, semantics in _pipelines(problem, plain.pipe, number):
+                for recompute, outermost, matmul in itertools.product(modes, orders, matmuls):
+                    mesh = variant(plain, sequence_parallel=sequence, outermost=outermost, collective_matmul=matmul)
+                    yield Layout(mesh, schedule, chunks, number, semantics, recompute)
 
 
-def meshes(problem: Problem) -> Iterator[tuple[int, int, int]]:
-    """The numbers of data, pipe and tensor ranks of all meshes that the model can be cut for."""
+def meshes(problem: Problem) -> Iterator[MeshConfig]:
+    """All meshes that the model can be cut for, without sequence parallelism and with `data` outermost."""
     model, batch = problem.config.model, problem.config.data.global_batch_size
     for devices in _numbers_of_devices(problem):
         for tensor in _divisors(math.gcd(math.gcd(model.num_heads, model.mlp_size), devices)):
@@ -207,7 +203,7 @@ def meshes(problem: Problem) -> Iterator[tuple[int, int, int]]:
             for pipe in _divisors(devices // tensor):
                 data = devices // tensor // pipe
                 if pipe <= model.num_layers and batch % data == 0:
-                    yield data, pipe, tensor
+                    yield MeshConfig(data, pipe, tensor)
 
 
 def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
@@ -268,11 +264,12 @@ def recompute_choices(config: Config, *, flash: bool) -> tuple[str, ...]:
     return *map(written, lists), FULL
 
 
-def outermost_axes(problem: Problem, data: int, pipe: int, tensor: int) -> tuple[str, ...]:
+def outermost_axes(problem: Problem, mesh: MeshConfig) -> tuple[str, ...]:
     """The axes that may be outermost; only one where the order of the axes changes nothing."""
     innermost = problem.topology.links[0].devices
-    one_link = not innermost or data * pipe * tensor <= innermost
-    return OUTERMOST_AXES[:1] if one_link or data == 1 or pipe == 1 else OUTERMOST_AXES
+    one_link = not innermost or mesh.num_devices <= innermost
+    alone = any(mesh.sizes[axis] == 1 for axis in OUTERMOST_AXES)
+    return OUTERMOST_AXES[:1] if one_link or alone else OUTERMOST_AXES
 
 
 def splits_sequence(problem: Problem, tensor: int) -> bool:

@@ -1,8 +1,8 @@
 """The links of a topology that the axes of a mesh cross."""
 
 import dataclasses
-import functools
 import math
+from collections.abc import Mapping
 
 from fiddlex.config import MeshConfig
 from fiddlex.hardware.links import Link, Ring
@@ -14,16 +14,12 @@ class MeshLinks:
     """The links of a mesh: the rings of each axis, the link from each pipe rank to the next, and how many send at once.
 
     Attributes:
-      tensor: rings of a group over `tensor`.
-      pipe: rings of a group over `pipe`.
-      data: rings of a group over `data`.
+      rings: rings of a group of devices along each axis of the mesh, by its name.
       hops: link from each pipe rank to the next, the last entry from the last rank to the first; empty: one rank.
       senders: number of devices that send to the next pipe rank at once.
     """
 
-    tensor: tuple[Ring, ...]
-    pipe: tuple[Ring, ...]
-    data: tuple[Ring, ...]
+    rings: Mapping[str, tuple[Ring, ...]]
     hops: tuple[Link, ...]
     senders: int
 
@@ -34,14 +30,12 @@ class MeshLinks:
         Raises:
           ConfigError: when no link of the topology joins all devices of the mesh.
         """
-        rings = functools.partial(topology.rings, num_devices=mesh.num_devices)
-        step = mesh.stride("pipe")
+        number, sizes = mesh.num_devices, mesh.sizes.items()
+        hops = (_slowest_hop(topology, mesh, rank) for rank in range(mesh.pipe))
         return cls(
-            tensor=rings(1, mesh.tensor),
-            pipe=rings(step, mesh.pipe),
-            data=rings(mesh.stride("data"), mesh.data),
-            hops=tuple(_slowest_hop(topology, mesh, rank) for rank in range(mesh.pipe)) if mesh.pipe > 1 else (),
-            senders=step,
+            {axis: topology.rings(mesh.stride(axis), size, num_devices=number) for axis, size in sizes},
+            hops=tuple(hops) if mesh.pipe > 1 else (),
+            senders=mesh.stride("pipe"),
         )
 
     def between(self, first: int, second: int) -> Link:

@@ -40,10 +40,10 @@ def least_bytes(problem: Problem) -> int:
     """
     backend, batch = backend_of(problem.topology.compiler), problem.config.data.global_batch_size
     least = []
-    for data, pipe, tensor in meshes(problem):
-        splits = splits_sequence(problem, tensor)
-        config = Layout(data, pipe, tensor, splits, "1f1b", 1, batch // data, "sync", FULL).applied(problem.config)
-        rows = -(-config.model.num_layers // pipe)
+    for plain in meshes(problem):
+        mesh = dataclasses.replace(plain, sequence_parallel=splits_sequence(problem, plain.tensor))
+        config = Layout(mesh, "1f1b", 1, batch // mesh.data, "sync", FULL).applied(problem.config)
+        rows = -(-config.model.num_layers // mesh.pipe)
         weights, layer = weight_bytes(config, rows, backend), LayerMemory.of(config, backend)
         gradients = weights.outer + weights.layers // (rows if config.pipeline.streams else 1)
         least.append(weights.master + weights.optimizer + gradients + 3 * layer.residual * layer.itemsize)

@@ -1,11 +1,13 @@
 """Formats plans as text, as JSON and as config files."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fiddlex.config import Config, MeshConfig
+from fiddlex.config.sections import AXES, OUTERMOST_AXES
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
@@ -43,7 +45,7 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
     lines += _links_text(problem, best)
     lines += _host_text(problem, best)
     lines += _semantics_text(problem, best, flushed)
-    if any(plan.layout.collective_matmul for plan in found.plans):
+    if any(plan.layout.mesh.collective_matmul for plan in found.plans):
         lines.append(
             "+cm, mesh.collective_matmul: the exchange of tensor ranks is taken to run beside products, as in the "
             "programs that XLA compiles. It was timed on no chip yet: measure with it and without it."
@@ -60,14 +62,13 @@ def _links_text(problem: Problem, best: Plan) -> list[str]:
     if not best.traffic:
         return []
     lines = [f"Links, with what a device sends in a step: {traffic_text(problem, best)}."]
-    layout = best.layout
-    other = layout._replace(outermost="data" if layout.outermost == "pipe" else "pipe")
-    could = other.outermost in outermost_axes(problem, layout.data, layout.pipe, layout.tensor)
-    if could and layout.schedule != AUTO:  # which would need another search
-        placed = evaluate(problem, other)
+    layout, mesh = best.layout, best.layout.mesh
+    other = next((axis for axis in outermost_axes(problem, mesh) if axis != mesh.outermost), "")
+    if other and layout.schedule != AUTO:  # which would need another search
+        placed = evaluate(problem, layout._replace(mesh=dataclasses.replace(mesh, outermost=other)))
         more = placed.step_time_s / best.step_time_s - 1
         lines.append(
-            f"With mesh.outermost={other.outermost} it would take {placed.step_time_s:.4g} s ({more:+.1%}): "
+            f"With mesh.outermost={other} it would take {placed.step_time_s:.4g} s ({more:+.1%}): "
             f"{traffic_text(problem, placed)}."
         )
     return lines
@@ -160,8 +161,8 @@ def _semantics_text(problem: Problem, best: Plan, flushed: Plan | None) -> list[
     lines = []
     if flushed is not None:
         slower = flushed.step_time_s / best.step_time_s - 1
-        others = flushed.layout.num_devices != best.layout.num_devices
-        where = f" on {flushed.layout.num_devices} devices" if others else ""
+        others = flushed.layout.mesh.num_devices != best.layout.mesh.num_devices
+        where = f" on {flushed.layout.mesh.num_devices} devices" if others else ""
         lines.append(
             f"Its weights lag by one update (docs/semantics.md). The best with a flush takes {flushed.step_time_s:.4g} "
             f"s ({slower:+.1%}){where}: {layout_text(flushed.layout)}."
@@ -187,13 +188,11 @@ def _columns(problem: Problem, best: Plan) -> dict[str, Callable[[Plan], str]]:
     price = best.usd_per_step
     costs = {} if price is None else {"USD/step": lambda plan: _like(price, plan.usd_per_step)}
     hosts = {"host GiB": lambda plan: gib(plan.memory.of_host)} if best.memory.of_host else {}
-    devices = {"devices": lambda plan: f"{plan.layout.num_devices}"} if problem.objective == "cost" else {}
+    devices = {"devices": lambda plan: f"{plan.layout.mesh.num_devices}"} if problem.objective == "cost" else {}
     return {
         **devices,
-        "data": lambda plan: f"{plan.layout.data}",
-        "pipe": lambda plan: f"{plan.layout.pipe}",
-        "tensor": lambda plan: f"{plan.layout.tensor}{exchange_text(plan.layout)}",
-        "outermost": lambda plan: plan.layout.outermost,
+        **{axis: functools.partial(_devices_along, axis) for axis in AXES},
+        "outermost": lambda plan: plan.layout.mesh.outermost,
         "schedule": lambda plan: f"{plan.layout.schedule}{f' v={plan.layout.chunks}' * (plan.layout.chunks > 1)}",
         "microbatches": lambda plan: f"{plan.layout.num_microbatches} of {plan.config.microbatch_size}",
         "semantics": lambda plan: plan.layout.semantics,
@@ -288,16 +287,23 @@ def memory_parts(memory: Memory) -> dict[str, int]:
 
 def layout_text(layout: Layout) -> str:
     """A layout in one line."""
-    across = f", outermost={layout.outermost}" * (layout.outermost != "data")
-    rings = ", collective_matmul=True" * layout.collective_matmul
+    mesh = layout.mesh
+    sizes = ", ".join(f"{axis}={size}" for axis, size in mesh.sizes.items())
+    across = f", outermost={mesh.outermost}" * (mesh.outermost != OUTERMOST_AXES[0])
+    rings = ", collective_matmul=True" * mesh.collective_matmul
     return (
-        f"data={layout.data}, pipe={layout.pipe}, tensor={layout.tensor}, sequence_parallel="
-        f"{layout.sequence_parallel}{rings}{across}, {layout.schedule} with {counted(layout.chunks, 'chunk')} "
-        f"and {layout.num_microbatches} microbatches, {layout.semantics}, recompute={layout.recompute}"
+        f"{sizes}, sequence_parallel={mesh.sequence_parallel}{rings}{across}, "
+        f"{layout.schedule} with {counted(layout.chunks, 'chunk')} and {layout.num_microbatches} microbatches, "
+        f"{layout.semantics}, recompute={layout.recompute}"
     )
 
 
-def exchange_text(mesh: Layout | MeshConfig) -> str:
+def _devices_along(axis: str, plan: Plan) -> str:
+    mesh = plan.layout.mesh
+    return f"{mesh.sizes[axis]}{exchange_text(mesh) * (axis == AXES[-1])}"
+
+
+def exchange_text(mesh: MeshConfig) -> str:
     """What follows the number of tensor ranks: `+sp` for sequence parallelism, `+cm` for collective matmul."""
     return "+sp" * mesh.sequence_parallel + "+cm" * mesh.collective_matmul
 

@@ -16,7 +16,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from fiddlex.config import Config, MeshConfig, PipelineConfig
+from fiddlex.config import Config, MeshConfig
+from fiddlex.config.sections import AXES
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory, device_memory
 from fiddlex.costs.sizes import model_flops
@@ -25,7 +26,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.bound import Cut, least_seconds
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes
 from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes, Traffic
-from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction, schedules, why_missing
+from fiddlex.planner.layouts import Layout, Problem, layouts, planned_pipeline, schedules, why_missing
 from fiddlex.planner.predict import Prediction
 from fiddlex.schedules.generators import generator_of
 from fiddlex.schedules.placement import LayerPlacement
@@ -232,7 +233,7 @@ def plan_of(
     most = placement.most_layers_of_rank
     busy_s = m * (most * times.layer + times.edges)
     waiting_s = max(unhindered_s - busy_s - hops_s, 0.0)
-    flops = model_flops(config) / step_s / layout.num_devices
+    flops = model_flops(config) / step_s / layout.mesh.num_devices
     price = problem.topology.price
     return Plan(
         layout,
@@ -252,7 +253,7 @@ def plan_of(
             "data": step.reduce + step.gather,
             **({"host": pipeline_s - unhindered_s} if uses_host else {}),
         },
-        usd_per_step=price.usd_per_device_hour * layout.num_devices * step_s / 3600 if price else None,
+        usd_per_step=price.usd_per_device_hour * layout.mesh.num_devices * step_s / 3600 if price else None,
         traffic=model.traffic(
             config.mesh,
             placement=placement,
@@ -270,7 +271,7 @@ def score(objective: str, plan: Plan) -> Score:
     """The value that the search minimizes, and the value that breaks ties."""
     if objective == "memory":
         return plan.memory.peak, plan.step_time_s
-    return plan.step_time_s * (plan.layout.num_devices if objective == "cost" else 1), plan.memory.peak
+    return plan.step_time_s * (plan.layout.mesh.num_devices if objective == "cost" else 1), plan.memory.peak
 
 
 class _Entry(NamedTuple):
@@ -290,38 +291,42 @@ class _Space:
         self._backend = backend_of(problem.topology.compiler)
         self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
         self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(Cut.of)
-        self._memory_once, self._mesh_once = functools.cache(self._memory), functools.cache(MeshConfig)
+        self._memory_once = functools.cache(self._memory)
 
     def entries(self) -> Iterator[_Entry]:
         """All layouts with their lower bounds."""
-        for _, alike in itertools.groupby(layouts(self.problem), key=lambda layout: layout[:8]):  # all but the last 3
+        for _, alike in itertools.groupby(layouts(self.problem), key=self._pipeline):
             first, *others = alike
             cut = self.cut(first)
             seconds = least_seconds(self.shape(first), cut)
             for layout in (first, *others):
                 yield _Entry(self._least(layout, cut, seconds), layout)
 
+    @staticmethod
+    def _pipeline(layout: Layout) -> tuple[object, ...]:
+        """What decides a layout's `cut` and `shape`: neither the order of axes nor what is made again."""
+        return layout.mesh.pipe, *layout[1:-1]
+
     def _least(self, layout: Layout, cut: Cut, seconds: Callable[[MicrobatchTimes], float]) -> Score:
         if self.problem.objective == "memory":
             return float(self.memory(layout).peak), 0.0
         times, step = self.times(layout, cut)
-        devices = layout.num_devices if self.problem.objective == "cost" else 1
+        devices = layout.mesh.num_devices if self.problem.objective == "cost" else 1
         return (seconds(times) + sum(step)) * (1 - _ROUNDING) * devices, 0.0
 
     def times(self, layout: Layout, cut: Cut) -> tuple[MicrobatchTimes, StepTimes]:
         """Seconds of a layout's microbatch, and of its step outside the pipeline."""
-        outermost = layout.outermost
-        return self._microbatch_once(
-            *layout[:4], layout.num_microbatches, layout.recompute, outermost, layout.collective_matmul
-        ), self._step_once(*layout[:3], cut.rows, layout.semantics, outermost)
+        mesh = layout.mesh
+        times = self._microbatch_once(mesh, layout.num_microbatches, layout.recompute)
+        return times, self._step_once(mesh.plain, cut.rows, layout.semantics)
 
     def memory(self, layout: Layout) -> Memory:
         """Bytes that a layout takes on each device, whichever axis is outermost."""
-        return self._memory_once(layout._replace(outermost="data"))
+        return self._memory_once(layout._replace(mesh=layout.mesh.along(*AXES)))
 
     def _memory(self, layout: Layout) -> Memory:
         config, cut = layout.applied(self.problem.config), self.cut(layout)
-        weights = self._weights_once(*layout[:3], cut.rows)
+        weights = self._weights_once(layout.mesh.plain, cut.rows)
         return device_memory(config, sizes(self.shape(layout)), cut.placement, self._backend, weights=weights)
 
     def shape(self, layout: Layout) -> Shape:
@@ -336,7 +341,7 @@ class _Space:
         """The placement of a layout's layers on stages."""
         layers = self.problem.config.model.num_layers
         number = layout.num_microbatches if layout.schedule in self._own else None
-        return self._cut_once(layout.schedule, layout.pipe, layout.chunks, layers, number)
+        return self._cut_once(layout.schedule, layout.mesh.pipe, layout.chunks, layers, number)
 
     def plan(self, layout: Layout, memory: Memory) -> Plan:
         """The predictions for a layout that takes `memory`."""
@@ -345,38 +350,17 @@ class _Space:
         return plan_of(self.problem, layout, config, cut.placement, *self.times(layout, cut), memory, seconds, model)
 
     def _cost_model(self, semantics: str) -> CostModel:
-        config = self.problem.config
-        pipeline = PipelineConfig(
-            semantics=semantics,
-            stash_dtype=config.pipeline.stash_dtype,
-            stash_memory=config.pipeline.stash_memory,
-            weights_memory=config.pipeline.weights_memory,
-            **planned_prediction(config, semantics),
-        )
-        config = dataclasses.replace(config, pipeline=pipeline)
+        config = dataclasses.replace(self.problem.config, pipeline=planned_pipeline(self.problem.config, semantics))
         return CostModel(config, self.problem.topology, efficiency=self.problem.efficiency)
 
-    def _microbatch(
-        self,
-        data: int,
-        pipe: int,
-        tensor: int,
-        sequence_parallel: bool,
-        num_microbatches: int,
-        recompute: str,
-        outermost: str,
-        collective_matmul: bool,
-    ) -> MicrobatchTimes:
-        mesh = self._mesh_once(data, pipe, tensor, sequence_parallel, outermost, collective_matmul)
+    def _microbatch(self, mesh: MeshConfig, num_microbatches: int, recompute: str) -> MicrobatchTimes:
         model = self._models[self.problem.semantics[0]]  # microbatches take equal times under all semantics
         return model.microbatch(mesh, num_microbatches=num_microbatches, recompute=recompute)
 
-    def _weights(self, data: int, pipe: int, tensor: int, rows: int) -> WeightBytes:
-        config = dataclasses.replace(self.problem.config, mesh=MeshConfig(data, pipe, tensor))
-        return weight_bytes(config, rows, self._backend)
+    def _weights(self, mesh: MeshConfig, rows: int) -> WeightBytes:
+        return weight_bytes(dataclasses.replace(self.problem.config, mesh=mesh), rows, self._backend)
 
-    def _step(self, data: int, pipe: int, tensor: int, rows: int, semantics: str, outermost: str) -> StepTimes:
-        mesh = MeshConfig(data, pipe, tensor, outermost=outermost)
+    def _step(self, mesh: MeshConfig, rows: int, semantics: str) -> StepTimes:
         number = device_parameters(dataclasses.replace(self.problem.config, mesh=mesh), rows)
         streamed_rows = rows * self.problem.config.pipeline.streams
         return self._models[semantics].step(mesh, num_parameters=number, streamed_rows=streamed_rows)

@@ -139,7 +139,12 @@ def test_the_planner_tries_tensor_sizes_that_split_or_share_the_keys(config: Con
     config.model.num_heads, config.model.num_kv_heads, config.model.dtype = 12, 4, "bfloat16"
     config.data.global_batch_size = 12
     problem = Problem(config, load_topology("a100_80"), num_devices=12)
-    assert {layout.tensor for layout in layouts(problem)} == {1, 2, 4, 12}  # 3 and 6 neither divide 4 nor are multiples
+    assert {layout.mesh.tensor for layout in layouts(problem)} == {
+        1,
+        2,
+        4,
+        12,
+    }  # 3 and 6 neither divide 4 nor are multiples
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_what_its_layers_do_not_say_that_they_do_is_refused_and_not_planned(whol
         config.validate()
     config.model.dropout, config.data.global_batch_size = 0.0, 64
     problem = Problem(config, load_topology("a100_80"), 8)
-    assert {layout.sequence_parallel for layout in layouts(problem)} == {False}
+    assert {layout.mesh.sequence_parallel for layout in layouts(problem)} == {False}
     assert not any(plan.config.mesh.sequence_parallel for plan in search(problem, keep=9).plans)
 
 

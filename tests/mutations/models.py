@@ -57,7 +57,7 @@ MUTATIONS = (
     Mutation(
         "dropout-alike-in-all-parts-of-a-sequence",
         DROPOUT,
-        old='first = lax.axis_index("tensor") * length if sequence_parallel else 0',
+        old="first = first_position(length, sequence_parallel=sequence_parallel)",
         new="first = 0",
         tests=("tests/models/test_dropout.py::test_cutting_the_sequence_changes_no_mask",),
     ),
@@ -282,7 +282,7 @@ MUTATIONS = (
     Mutation(
         "masked-positions-of-the-first-tensor-rank-alone",
         COLLECTIVES,
-        old='local_BP = positions_BP - lax.axis_index("tensor") * length',
+        old="local_BP = positions_BP - first_position(length, sequence_parallel=True)",
         new="local_BP = positions_BP",
         tests=(BERT,),
     ),

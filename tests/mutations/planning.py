@@ -178,8 +178,8 @@ MUTATIONS = (
     Mutation(
         "blocks-that-wait-for-the-links-once",
         "fiddlex/planner/cost_model.py",
-        old='("tensor", pieces * in_layers, all_gather_shares(whole / pieces, links.tensor))',
-        new='("tensor", in_layers, all_gather_shares(whole, links.tensor))',
+        old='("tensor", pieces * in_layers, whole / pieces)',
+        new='("tensor", in_layers, whole)',
         tests=("tests/planner/test_cost_model.py::test_traffic_takes_the_seconds_of_the_step",),
     ),
     Mutation(
@@ -192,8 +192,8 @@ MUTATIONS = (
     Mutation(
         "rings-and-no-rings-share-their-memory",
         "fiddlex/planner/search.py",
-        old='self._memory_once(layout._replace(outermost="data"))',
-        new='self._memory_once(layout._replace(outermost="data", collective_matmul=False))',
+        old="self._memory_once(layout._replace(mesh=layout.mesh.along(*AXES)))",
+        new="self._memory_once(layout._replace(mesh=layout.mesh.along(*AXES).plain))",
         tests=("tests/planner/test_search.py::test_a_plan_with_rings_says_so_and_counts_what_they_hide",),
     ),
     Mutation(
@@ -347,8 +347,8 @@ MUTATIONS = (
     Mutation(
         "sums-over-the-pipe-sent-one-way",
         "fiddlex/planner/cost_model.py",
-        old='("pipe", 8 * m, all_gather_shares(part, links.pipe))',
-        new='("pipe", 4 * m, all_gather_shares(part, links.pipe))',
+        old='("pipe", 8 * m, part)',
+        new='("pipe", 4 * m, part)',
         tests=("tests/planner/test_cost_model.py::test_traffic_takes_the_seconds_of_the_step",),
     ),
     Mutation(

@@ -89,12 +89,12 @@ def test_layouts_of_one_rank_take_no_place_of_those_whose_schedule_is_searched(c
     """The five best have one pipe rank."""
     problem = a_problem(num_devices=4, semantics=("sync",))
     found = search(problem, keep=5)
-    assert {plan.layout.pipe for plan in found.plans} == {1}
+    assert {plan.layout.mesh.pipe for plan in found.plans} == {1}
     with caplog.at_level("INFO", "fiddlex"):
         plans = with_auto(problem, found, 1).plans
     (line,) = (line for line in caplog.messages if line.startswith("searching schedules for plan 1 of 1: "))
     assert "pipe=2" in line
-    assert {plan.layout.pipe for plan in plans if plan not in found.plans} <= {2}
+    assert {plan.layout.mesh.pipe for plan in plans if plan not in found.plans} <= {2}
 
 
 @pytest.mark.parametrize("changes", [{"num_devices": 1}, {"semantics": ("2bw",), "schedules": ("1f1b",)}])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fiddlex.config import Config, ModelConfig
+from fiddlex.config import Config, MeshConfig, ModelConfig
 from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.bound import Cut, least_seconds
 from fiddlex.planner.closed_forms import batch_seconds
@@ -35,7 +35,7 @@ def pipelines(draw):
     copies = draw(st.tuples(*[quarters] * 3))
     hops = draw(st.one_of(st.just((0.0,) * pipe), st.tuples(*[quarters] * pipe)))
     return (
-        Layout(1, pipe, 1, False, schedule, chunks, m, semantics, "none"),
+        Layout(MeshConfig(pipe=pipe), schedule, chunks, m, semantics, "none"),
         layers,
         MicrobatchTimes(forward, inputs, weights, 0.0, embed, head, embed_backward, 0.0, hops, *copies),
         draw(st.booleans()),
@@ -46,7 +46,7 @@ def pipelines(draw):
 @given(pipelines())
 def test_no_pipeline_is_faster_than_its_bound(pipeline):
     layout, layers, times, spills = pipeline
-    cut = Cut.of(layout.schedule, layout.pipe, layout.chunks, layers)
+    cut = Cut.of(layout.schedule, layout.mesh.pipe, layout.chunks, layers)
     streamed = cut.placement.rows_per_chunk * (layout.schedule == "breadth_first")
     shape = layout.shape._replace(spills=spills, streamed=streamed)
     simulated = batch_seconds(shape, times.costs(cut.placement))
@@ -70,7 +70,7 @@ def test_no_layout_scores_below_what_it_is_taken_in_the_order_of(topology, objec
 )
 def test_the_bound_of_layers_that_are_alike_is_the_time_itself(schedule, chunks, seconds):
     """So that little is looked at: without hops the bound has nothing to spare."""
-    layout = Layout(1, 4, 1, False, schedule, chunks, 8, "sync", "none")
+    layout = Layout(MeshConfig(pipe=4), schedule, chunks, 8, "sync", "none")
     times = MicrobatchTimes(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, (0.0,) * 4)
     cut = Cut.of(schedule, 4, chunks, 8)
     assert least_seconds(layout.shape, cut)(times) == batch_seconds(layout.shape, times.costs(cut.placement)) == seconds

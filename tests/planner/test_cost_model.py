@@ -249,7 +249,7 @@ def test_traffic_takes_the_seconds_of_the_step(mesh, zero1, in_blocks, recompute
     step = costs.step(mesh, num_parameters=1000)
     assert seconds["data"] == pytest.approx(step.reduce + step.gather)
     part = RESIDUAL / (mesh.tensor if mesh.sequence_parallel else 1)
-    over_pipe = 4 * all_reduce_s(part, MeshLinks.of(topology, mesh).pipe)
+    over_pipe = 4 * all_reduce_s(part, MeshLinks.of(topology, mesh).rings["pipe"])
     layers = 8 / mesh.pipe * times.exchange
     assert seconds["tensor"] == pytest.approx(m * (layers + times.edge_exchange - over_pipe))
     hops = 2 * times.hops[0] if mesh.pipe == 4 else times.hops[0]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fiddlex.config import OptimizerConfig
+from fiddlex.config import MeshConfig, OptimizerConfig
 from fiddlex.errors import ConfigError
 from fiddlex.hardware.pieces import LEAST_ROWS
 from fiddlex.hardware.topology import catalogue, load_topology
@@ -126,7 +126,7 @@ def test_the_whole_space_is_there():
     without_flash.config.model.dropout = 0.1
     assert len({layout.recompute for layout in layouts(without_flash)}) == 2**4 + 1  # with `masks` or without
     assert {layout.semantics for layout in space} == {"sync", "2bw"}
-    assert {(layout.data, layout.pipe, layout.tensor) for layout in space} == {
+    assert {(layout.mesh.data, layout.mesh.pipe, layout.mesh.tensor) for layout in space} == {
         (data, pipe, tensor)
         for data in (1, 2, 4, 8)
         for pipe in (1, 2, 4)
@@ -144,7 +144,7 @@ def test_plans_keep_the_type_of_the_stash_and_count_what_it_saves_and_takes():
         stash_dtype = layout.applied(encoded.config).validate().pipeline.stash_dtype
         assert stash_dtype == ("same" if layout.recompute == "full" else "int8")
         assert layout.applied(same.config).pipeline.stash_dtype == "same"
-    layout = next(each for each in space if each.recompute == "norms" and each.pipe > 1)
+    layout = next(each for each in space if each.recompute == "norms" and each.mesh.pipe > 1)
     plans = [evaluate(problem, layout) for problem in (same, encoded)]
     assert plans[0].memory.stash > 1.5 * plans[1].memory.stash
     assert plans[0].memory.weight_stash == plans[1].memory.weight_stash
@@ -158,12 +158,13 @@ def test_collective_matmul_is_searched_where_it_cuts_products():
         problem = a_problem(topology=load_topology(name))
         space = set(layouts(problem))
         batch, seq_len = problem.config.data.global_batch_size, problem.config.model.seq_len
-        rows = {layout: batch // layout.data // layout.num_microbatches * seq_len for layout in space}
-        with_it = {layout for layout in space if layout.collective_matmul}
-        assert {layout._replace(collective_matmul=False) for layout in with_it} == {
+        rows = {layout: batch // layout.mesh.data // layout.num_microbatches * seq_len for layout in space}
+        with_it = {layout for layout in space if layout.mesh.collective_matmul}
+        without = ((layout, dataclasses.replace(layout.mesh, collective_matmul=False)) for layout in with_it)
+        assert {layout._replace(mesh=mesh) for layout, mesh in without} == {
             layout
             for layout in space
-            if layout.sequence_parallel and not layout.collective_matmul and rows[layout] >= least
+            if layout.mesh.sequence_parallel and not layout.mesh.collective_matmul and rows[layout] >= least
         }
         assert with_it
 
@@ -172,8 +173,10 @@ def test_a_plan_with_rings_says_so_and_counts_what_they_hide():
     topology = load_topology("tpu_v5e")
     problem = a_problem(topology=topology)
     problem.config.model.hidden_size, problem.config.model.seq_len = 2048, 2048
-    rings = Layout(2, 1, 4, True, "1f1b", 1, 2, "sync", "none", collective_matmul=True)
-    with_rings, without = (evaluate(problem, layout) for layout in (rings, rings._replace(collective_matmul=False)))
+    mesh = MeshConfig(2, 1, 4, sequence_parallel=True)
+    whole_products = Layout(mesh, "1f1b", 1, 2, "sync", "none")
+    rings = whole_products._replace(mesh=dataclasses.replace(mesh, collective_matmul=True))
+    with_rings, without = (evaluate(problem, layout) for layout in (rings, whole_products))
     assert with_rings.config.mesh.collective_matmul
     assert with_rings.exposed_s["tensor"] < without.exposed_s["tensor"] / 2
     assert with_rings.exposed_s["vocabulary"] == without.exposed_s["vocabulary"]
@@ -193,9 +196,10 @@ def test_a_plan_with_rings_says_so_and_counts_what_they_hide():
 
 def test_both_placements_are_searched_where_they_differ():
     space = list(layouts(a_problem(topology=servers_of(4))))
-    assert {layout.outermost for layout in layouts(a_problem())} == {"data"}  # one server joins all eight
-    assert {layout.outermost for layout in space if layout.data > 1 and layout.pipe > 1} == {"data", "pipe"}
-    assert {layout.outermost for layout in space if layout.data == 1 or layout.pipe == 1} == {"data"}
+    meshes = {layout.mesh for layout in space}
+    assert {layout.mesh.outermost for layout in layouts(a_problem())} == {"data"}  # one server joins all eight
+    assert {mesh.outermost for mesh in meshes if mesh.data > 1 and mesh.pipe > 1} == {"data", "pipe"}
+    assert {mesh.outermost for mesh in meshes if mesh.data == 1 or mesh.pipe == 1} == {"data"}
     assert len(set(space)) == len(space)
 
 
@@ -205,12 +209,13 @@ def test_a_slow_link_is_crossed_by_the_axis_that_sends_less():
         problem = a_problem(num_devices=8, batch=batch, topology=servers_of(4), semantics=("sync",))
         problem.config.model.hidden_size, problem.config.model.seq_len = hidden, seq_len
         plans = [
-            evaluate(problem, Layout(2, 2, 2, False, "1f1b", 1, 4, "sync", "none", each)) for each in ("data", "pipe")
+            evaluate(problem, Layout(MeshConfig(2, 2, 2, outermost=axis), "1f1b", 1, 4, "sync", "none"))
+            for axis in ("data", "pipe")
         ]
         best = min(plans, key=lambda plan: plan.step_time_s)
-        assert best.layout.outermost == outermost
+        assert best.layout.mesh.outermost == outermost
         slow = {
-            plan.layout.outermost: {each.axis for each in plan.traffic if each.link.name == "InfiniBand HDR"}
+            plan.layout.mesh.outermost: {each.axis for each in plan.traffic if each.link.name == "InfiniBand HDR"}
             for plan in plans
         }
         assert slow == {"data": {"data"}, "pipe": {"pipe"}}
@@ -236,7 +241,7 @@ def test_cost_takes_fewer_devices_where_more_do_not_pay():
     by_time, by_cost = (
         search(dataclasses.replace(problem, objective=each), keep=1).plans[0] for each in ("time", "cost")
     )
-    assert by_cost.layout.num_devices < by_time.layout.num_devices == 16
+    assert by_cost.layout.mesh.num_devices < by_time.layout.mesh.num_devices == 16
     assert by_cost.usd_per_step < by_time.usd_per_step
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from fiddlex.config import MeshConfig
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.costs.memory import Memory
@@ -148,7 +149,7 @@ def test_weights_go_to_the_host_only_where_they_can(monkeypatch):
 
 def test_layers_on_the_host_are_searched_in_all_their_numbers_of_chunks():
     space = list(layouts(a_problem(num_devices=4, layers=12).streaming))
-    assert {(layout.pipe, layout.chunks) for layout in space} == {
+    assert {(layout.mesh.pipe, layout.chunks) for layout in space} == {
         *[(1, chunks) for chunks in (3, 4, 5, 6, 8, 10, 12)],
         *[(2, chunks) for chunks in (3, 4, 5, 6)],
         (4, 3),
@@ -162,7 +163,7 @@ def test_a_plan_counts_the_copies_that_nothing_hides(bandwidth):
     problem = a_problem(num_devices=4, layers=13, batch=32)
     host = dataclasses.replace(problem.topology.host, bandwidth=bandwidth)
     problem = dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=host)).all_on_hosts
-    layout = Layout(2, 2, 1, False, "breadth_first", 4, 8, "sync", "norms")
+    layout = Layout(MeshConfig(2, 2), "breadth_first", 4, 8, "sync", "norms")
     plan = evaluate(problem, layout)
     pipeline, costs = resolve(plan.config.validate()), plan.times.costs(place_layers((0, 1) * 4, 13))
     whole, kept = (
@@ -183,17 +184,7 @@ def test_a_plan_counts_the_copies_that_nothing_hides(bandwidth):
 
 def test_text_tells_how_long_a_copy_of_the_stash_takes():
     problem = a_problem()
-    layout = Layout(
-        2,
-        4,
-        1,
-        sequence_parallel=False,
-        schedule="1f1b",
-        chunks=1,
-        num_microbatches=8,
-        semantics="sync",
-        recompute="none",
-    )
+    layout = Layout(MeshConfig(2, 4), "1f1b", 1, 8, "sync", "none")
     without = evaluate(problem, layout)
     problem.config.pipeline.stash_memory = "host"
     plan = evaluate(problem, layout)

@@ -83,20 +83,20 @@ def _row(answer: Answer) -> tuple[str, ...]:
 def _uniform_row(plan: Plan) -> tuple[str, ...]:
     layout, flushes = plan.layout, plan.layout.semantics == "sync"
     layers = Cut.of(
-        layout.schedule, layout.pipe, layout.chunks, plan.config.model.num_layers, layout.num_microbatches
+        layout.schedule, layout.mesh.pipe, layout.chunks, plan.config.model.num_layers, layout.num_microbatches
     ).placement.layers_per_stage
     seconds = f"{plan.step_time_s:.4g}"
     return (
-        f"data={layout.data} pipe={layout.pipe}, {layout.schedule}, {layout.semantics}",
+        f"data={layout.mesh.data} pipe={layout.mesh.pipe}, {layout.schedule}, {layout.semantics}",
         f"{len(layers)}",
         runs(layers),
-        f"{layout.data}",
-        f"{layout.tensor}{exchange_text(layout)}",
+        f"{layout.mesh.data}",
+        f"{layout.mesh.tensor}{exchange_text(layout.mesh)}",
         layout.recompute,
-        f"{layout.data * layout.num_microbatches} of {plan.config.microbatch_size}",
+        f"{layout.mesh.data * layout.num_microbatches} of {plan.config.microbatch_size}",
         "" if flushes else seconds,
         seconds if flushes else "",
-        f"{layout.num_devices}",
+        f"{layout.mesh.num_devices}",
         gib(plan.memory.peak),
     )
 
