@@ -29,8 +29,9 @@ from fiddlex.config import Config, DataConfig, ModelConfig, OptimizerConfig
 from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.no_plan import why_none
+from fiddlex.planner.plans import Plan
 from fiddlex.planner.report import GIB, as_python, as_text, memory_parts
-from fiddlex.planner.search import Plan, evaluate, search
+from fiddlex.planner.search import evaluate, search
 from fiddlex.tools.partition import Layer, Level, pipedream
 
 # %% [markdown]

@@ -35,8 +35,9 @@ from fiddlex.hardware.topology import Topology, load_topology
 from fiddlex.planner.auto_plans import with_auto
 from fiddlex.planner.layouts import HEADROOM, OBJECTIVES, SEMANTICS, Layout, Problem
 from fiddlex.planner.no_plan import too_little, why_none
+from fiddlex.planner.plans import Plan
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, further_text, layout_text
-from fiddlex.planner.search import Found, Plan, search, search_further
+from fiddlex.planner.search import Found, search, search_further
 from fiddlex.schedules import generators
 from fiddlex.schedules.generators import GENERATORS, require_schedule
 from fiddlex.synthesis.search import NAME as AUTO

@@ -21,9 +21,10 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.found import AUTO, Memory, Settled, find_schedule
 from fiddlex.planner.layouts import Layout, Problem, layouts, schedules
+from fiddlex.planner.plans import Plan, plan_of, score
 from fiddlex.planner.predict import needed_memory, pipeline_of
 from fiddlex.planner.report import layout_text
-from fiddlex.planner.search import Found, Plan, plan_of, score, search
+from fiddlex.planner.search import Found, search
 from fiddlex.terminal.progress import phase
 from fiddlex.terminal.readable import readable_size
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
-from fiddlex.planner.cost_model import MicrobatchTimes
 from fiddlex.planner.predict import pipeline_of
+from fiddlex.planner.times import MicrobatchTimes
 from fiddlex.schedules.placement import LayerPlacement
 
 MOST_TRIED = 400

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fiddlex.planner.closed_forms import Shape, copies_of, sizes, stage_ranks
-from fiddlex.planner.cost_model import MicrobatchTimes
+from fiddlex.planner.times import MicrobatchTimes
 from fiddlex.schedules.placement import LayerPlacement, place_layers
 from fiddlex.simulate.clock import Costs
 

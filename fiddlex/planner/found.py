@@ -20,8 +20,8 @@ from fiddlex.config.overrides import replaced
 from fiddlex.costs.backend import Backend
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.files.whole_files import replacing
-from fiddlex.planner.cost_model import MicrobatchTimes
 from fiddlex.planner.predict import needed_memory, pipeline_of
+from fiddlex.planner.times import MicrobatchTimes
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.placement import place_layers
 from fiddlex.schedules.text import to_csv

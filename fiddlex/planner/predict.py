@@ -9,7 +9,7 @@ from fiddlex.costs.backend import Backend
 from fiddlex.costs.memory import Memory, device_memory
 from fiddlex.costs.weight_memory import device_parameters
 from fiddlex.planner.closed_forms import Shape, batch_seconds, shares_ticks, sizes, stage_ranks
-from fiddlex.planner.cost_model import MicrobatchTimes, StepTimes
+from fiddlex.planner.times import MicrobatchTimes, StepTimes
 from fiddlex.schedules.buffers import Sizes
 from fiddlex.schedules.columns import Columns
 from fiddlex.schedules.generators import GENERATORS

@@ -26,7 +26,7 @@ from fiddlex.costs.work import Work, edge_work, layer_work
 from fiddlex.errors import ConfigError
 from fiddlex.files.small_files import read_object
 from fiddlex.files.whole_files import write_whole
-from fiddlex.planner.cost_model import MicrobatchTimes, StepTimes
+from fiddlex.planner.times import MicrobatchTimes, StepTimes
 
 VERSION = 1
 # How many operations a CPU's core performs in the time of a byte read or written; used only to scale between shapes.

@@ -13,7 +13,8 @@ from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.planner.found import AUTO
 from fiddlex.planner.layouts import Layout, Problem, outermost_axes
-from fiddlex.planner.search import Found, Plan, evaluate
+from fiddlex.planner.plans import Plan
+from fiddlex.planner.search import Found, evaluate
 from fiddlex.simulate.timeline import BUBBLE
 from fiddlex.terminal.readable import counted, gib, readable_size, readable_time
 

@@ -171,8 +171,8 @@ MUTATIONS = (
     Mutation(
         "input-gathered-again-for-nothing",
         "fiddlex/planner/cost_model.py",
-        old='("tensor", in_layers + again, ring_shares(',
-        new='("tensor", in_layers, ring_shares(',
+        old="around = in_layers + again",
+        new="around = in_layers",
         tests=("tests/costs/test_exchanged_work.py::test_products_and_hops_of_a_layer_are_those_of_the_program",),
     ),
     Mutation(
@@ -340,7 +340,7 @@ MUTATIONS = (
     Mutation(
         "one-placement-searched",
         "fiddlex/planner/layouts.py",
-        old="return OUTERMOST_AXES[:1] if one_link or data == 1 or pipe == 1 else OUTERMOST_AXES",
+        old="return OUTERMOST_AXES[:1] if one_link or alone else OUTERMOST_AXES",
         new="return OUTERMOST_AXES[:1]",
         tests=("tests/planner/test_search.py::test_both_placements_are_searched_where_they_differ",),
     ),

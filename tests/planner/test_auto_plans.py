@@ -10,9 +10,10 @@ from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.auto_plans import with_auto
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.layouts import Problem
+from fiddlex.planner.plans import score
 from fiddlex.planner.predict import needed_memory, predict
 from fiddlex.planner.report import as_json, as_text
-from fiddlex.planner.search import score, search
+from fiddlex.planner.search import search
 from fiddlex.planner.settle import settle
 from tests.planner.problems import a_problem
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.config.overrides import replaced
 from fiddlex.planner.balance import ALIKE, MOST_TRIED, balance
-from fiddlex.planner.cost_model import MicrobatchTimes
+from fiddlex.planner.times import MicrobatchTimes
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.placement import LayerPlacement

@@ -8,9 +8,10 @@ from fiddlex.config import Config, MeshConfig, ModelConfig
 from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.bound import Cut, least_seconds
 from fiddlex.planner.closed_forms import batch_seconds
-from fiddlex.planner.cost_model import MicrobatchTimes
 from fiddlex.planner.layouts import OBJECTIVES, Layout, Problem
-from fiddlex.planner.search import _Space, score
+from fiddlex.planner.plans import score
+from fiddlex.planner.search import _Space
+from fiddlex.planner.times import MicrobatchTimes
 from tests.schedules.strategies import IN_A_V
 
 ROUNDING = 1 + 1e-9

@@ -13,8 +13,9 @@ from fiddlex.hardware.topology import catalogue, load_topology
 from fiddlex.planner import no_plan
 from fiddlex.planner.layouts import OBJECTIVES, Layout, layouts
 from fiddlex.planner.no_plan import least_bytes, too_little, why_none
+from fiddlex.planner.plans import score
 from fiddlex.planner.report import as_json, as_python, as_text, layout_text
-from fiddlex.planner.search import Found, _Space, evaluate, score, search
+from fiddlex.planner.search import Found, _Space, evaluate, search
 from fiddlex.schedules.resolve import resolve
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.timeline import BUBBLE

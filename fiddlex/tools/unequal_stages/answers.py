@@ -14,8 +14,9 @@ from fiddlex.config.rules import near_multiples
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.hardware.topology import Topology
 from fiddlex.planner.layouts import Problem
+from fiddlex.planner.plans import Plan
 from fiddlex.planner.report import describe
-from fiddlex.planner.search import Plan, search
+from fiddlex.planner.search import search
 from fiddlex.terminal.readable import counted, readable_size, readable_time
 from fiddlex.tools.partition import Layer, Level, pipedream
 from fiddlex.tools.unequal_stages.chain import Chain, Choice, Part, ShardedLayer, StageProblem

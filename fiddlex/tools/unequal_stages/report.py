@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fiddlex.planner.bound import Cut
+from fiddlex.planner.plans import Plan
 from fiddlex.planner.report import exchange_text, plan_facts, table
-from fiddlex.planner.search import Plan
 from fiddlex.terminal.readable import gib, readable_size
 from fiddlex.tools.unequal_stages.answers import EQUAL, Answer, Answers
 from fiddlex.tools.unequal_stages.piper import Stage

@@ -1,0 +1,102 @@
+"""The times from which the planner makes the time of a step: of a microbatch, and of what is outside the pipeline."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fiddlex.schedules.placement import LayerPlacement
+from fiddlex.simulate.clock import Costs
+
+
+class MicrobatchTimes(NamedTuple):
+    """Seconds of a microbatch on one device.
+
+    Attributes:
+      forward: seconds of a layer's forward pass.
+      backward_input: seconds of a layer's input-gradient pass, with what it recomputes.
+      backward_weight: seconds of a layer's weight-gradient pass.
+      exchange: seconds of communication in a layer that nothing hides; `forward` and `backward_input`
+        include them.
+      embed: seconds of the embedding, on which all ranks work together.
+      head: seconds of the loss and its gradient, on which all ranks work together.
+      embed_backward: seconds of the embedding's gradient, on which all ranks work together.
+      edge_exchange: seconds of communication outside the layers; `embed`, `head` and `embed_backward` include them.
+      hops: seconds of a message from each pipe rank to the next; the last entry is from the last rank to the first.
+      load: seconds in which a layer's weights come from the host, where they wait there.
+      store: seconds in which a layer's gradients go to the host, where they wait there.
+      spill: seconds in which what a layer's forward pass saves goes to the host, or comes back, where it waits there.
+      sharing: slowdown while 1, 2, … ranks are active, as in `Costs`.
+      tick: seconds of every tick in addition to its work, as in `Costs`.
+    """
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+    exchange: float
+    embed: float
+    head: float
+    embed_backward: float
+    edge_exchange: float
+    hops: tuple[float, ...]
+    load: float = 0.0
+    store: float = 0.0
+    spill: float = 0.0
+    sharing: tuple[float, ...] = ()
+    tick: float = 0.0
+
+    @property
+    def layer(self) -> float:
+        """Seconds of a layer, forward and backward."""
+        return self.forward + self.backward_input + self.backward_weight
+
+    @property
+    def edges(self) -> float:
+        """Seconds outside the layers."""
+        return self.embed + self.head + self.embed_backward
+
+    def costs(self, placement: LayerPlacement) -> Costs:
+        """The costs of the stages in a placement, for the simulator's clocks."""
+        layers, ranks = placement.layers_per_stage, placement.stage_ranks
+        forward, inputs, weights = (
+            tuple(each * time for each in layers) for time in (self.forward, self.backward_input, self.backward_weight)
+        )
+        edges = self.embed, self.head, self.embed_backward
+        return Costs(
+            forward,
+            inputs,
+            weights,
+            self._hops(ranks),
+            *edges,
+            tick=self.tick,
+            load=self.load,
+            store=self.store,
+            spill=placement.rows_per_chunk * self.spill,
+            sharing=self.sharing,
+        )
+
+    def _hops(self, ranks: Sequence[int]) -> tuple[float, ...]:
+        """For each stage, the slower of its two messages: to the previous stage and to the next."""
+        between = [self._hop(first, second) for first, second in itertools.pairwise(ranks)]
+        return tuple(max(pair) for pair in zip([0.0, *between], [*between, 0.0], strict=True))
+
+    def _hop(self, first: int, second: int) -> float:
+        """Seconds of a message between two ranks, the shorter way around the pipe."""
+        if first == second:
+            return 0.0
+        low, high = sorted((first, second))
+        around = high - low > 1 and low == 0 and high == len(self.hops) - 1
+        return self.hops[high] if around else max(self.hops[low:high])
+
+
+class StepTimes(NamedTuple):
+    """Seconds of a step outside the pipeline, on one device.
+
+    Attributes:
+      reduce: seconds to reduce the gradients over `data`.
+      gather: seconds to gather the weights over `data`.
+      update: seconds of the optimizer's update.
+    """
+
+    reduce: float
+    gather: float
+    update: float
