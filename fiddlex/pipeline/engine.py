@@ -232,10 +232,10 @@ class Engine:
     def _backward(self, carry: Carry, own: Tick) -> Carry:
         """B and I: takes a gradient from the inbox and writes its result, to be sent, into `outgoing`."""
         stage, microbatch = self.model.stage, self._microbatch(own.backward_microbatch)
-        stash, left = Slot(carry.stash, own.backward_stash), Slot(carry.weight_stash, own.backward_weight_stash)
+        stash, left = Slot(carry.stash, own.backward_stash), Slot(carry.weight_stash, own.backward_left)
         arrived = lax.dynamic_index_in_dim(carry.backward_inbox, own.backward_inbox, keepdims=False)
         dx, layers = self._unless_idle(own.backward_chunk, arrived), stacks.flat(carry.grads.layers)
-        is_whole = jnp.asarray(own.backward_weight_stash) == NONE
+        is_whole = jnp.asarray(own.backward_left) == NONE
 
         def chunk(runs: jax.Array) -> Chunk:
             number = jnp.where(runs, own.backward_chunk, NONE)
@@ -271,7 +271,7 @@ class Engine:
     def _backward_weights(self, carry: Carry, own: Tick) -> Carry:
         chunk = self._chunk(own.weight_chunk, own.weight_version, own.weight_microbatch)
         microbatch = self._microbatch(own.weight_microbatch)
-        stash, left = Slot(carry.stash, own.weight_stash), Slot(carry.weight_stash, own.weight_weight_stash)
+        stash, left = Slot(carry.stash, own.weight_stash), Slot(carry.weight_stash, own.weight_left)
         layers = stacks.flat(carry.grads.layers)
         layers = self.model.stage.backward_weights(chunk, carry.outgoing, microbatch, stash, left, layers)
         carry = with_layers(carry, layers)

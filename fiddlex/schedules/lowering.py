@@ -275,10 +275,10 @@ class _Lowering:
     def _fill_weight_stash(self) -> int:
         tick, split = self._columns.tick, self._weight_of >= 0
         inputs, weights = self._input_of[split], self._weight_of[split]
-        written = self._moment("backward_weight_stash", tick[inputs])
-        slots = self._slots(weights, written, self._moment("weight_weight_stash", tick[weights]))
-        self._put(inputs, "backward_weight_stash", slots)
-        self._put(weights, "weight_weight_stash", slots)
+        written = self._moment("backward_left", tick[inputs])
+        slots = self._slots(weights, written, self._moment("weight_left", tick[weights]))
+        self._put(inputs, "backward_left", slots)
+        self._put(weights, "weight_left", slots)
         return _number(slots)
 
     def _fill_forward_inbox(self) -> int:

@@ -47,7 +47,7 @@ def make_spec(
       sizes: the sizes, where `lowered` has several batches; None: the sizes of a single batch.
       stream: when weights come from the host in a single batch; None: they are on the devices.
     """
-    whole = (lowered.column("backward_chunk") != NONE) & (lowered.column("backward_weight_stash") == NONE)
+    whole = (lowered.column("backward_chunk") != NONE) & (lowered.column("backward_left") == NONE)
     return PipelineSpec(
         lowered.forward_shifts,
         lowered.backward_shifts,

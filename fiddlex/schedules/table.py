@@ -51,12 +51,12 @@ class Tick(NamedTuple):
       backward_inbox: slot of the gradient of the chunk's output.
       backward_stash: slot of what the forward saved for this backward.
       backward_version: age of the weights that the backward uses, the same weights as in its forward.
-      backward_weight_stash: slot for what W needs; NONE when the weight gradient is computed at once (B).
+      backward_left: slot of the weight stash for what W needs; NONE when the weight gradient is computed at once (B).
       backward_finishes: 1 when this backward completes the chunk's gradient for a batch.
       weight_chunk: chunk whose weight gradient is computed (W).
       weight_microbatch: microbatch whose weight gradient is computed.
-      weight_stash: slot of what the forward saved.
-      weight_weight_stash: slot of what the I saved for this W.
+      weight_stash: slot of the stash with what the forward saved.
+      weight_left: slot of the weight stash with what the I left for this W.
       weight_version: age of the weights that W uses, the same weights as in its forward.
       weight_finishes: 1 when this W completes the chunk's gradient for a batch.
       spill_chunk: chunk of whose forward the stashed value is copied to the host.
@@ -88,12 +88,12 @@ class Tick(NamedTuple):
     backward_inbox: int = NONE
     backward_stash: int = NONE
     backward_version: int = NONE
-    backward_weight_stash: int = NONE
+    backward_left: int = NONE
     backward_finishes: int = NONE
     weight_chunk: int = NONE
     weight_microbatch: int = NONE
     weight_stash: int = NONE
-    weight_weight_stash: int = NONE
+    weight_left: int = NONE
     weight_version: int = NONE
     weight_finishes: int = NONE
     spill_chunk: int = NONE
@@ -145,6 +145,6 @@ def accesses(*, scores_between: bool) -> dict[str, Access]:
         "spill_host": Access("host_stash", TickPhase.BETWEEN),
         "fetch_host": Access("host_stash", TickPhase.BACKWARD, "fetch"),
         "fetch_stash": Access("stash", TickPhase.END),
-        "backward_weight_stash": Access("weight_stash", TickPhase.BACKWARD),
-        "weight_weight_stash": Access("weight_stash", TickPhase.WEIGHT, "weight"),
+        "backward_left": Access("weight_stash", TickPhase.BACKWARD),
+        "weight_left": Access("weight_stash", TickPhase.WEIGHT, "weight"),
     }

@@ -259,7 +259,7 @@ def runs(layout: WeightLayout) -> dict[str, float]:
     lowered, placement = layout.pipeline.lowered, layout.placement
     sizes = np.asarray(placement.chunk_sizes())  # [rank, chunk]
     ranks = np.arange(len(sizes))
-    whole = lowered.column("backward_weight_stash") == NONE
+    whole = lowered.column("backward_left") == NONE
 
     def busiest(column: str) -> int:
         return int((lowered.column(column) != NONE).sum(axis=0).max())

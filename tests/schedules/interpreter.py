@@ -145,15 +145,15 @@ class Interpreter:
         if row.backward_chunk == NONE:
             idle = (row.backward_microbatch, row.backward_inbox, row.backward_stash, row.backward_version, row.is_first)
             assert idle == (NONE, NONE, NONE, NONE, 0)
-            assert row.backward_weight_stash == NONE
+            assert row.backward_left == NONE
             return None
-        split = row.backward_weight_stash != NONE
+        split = row.backward_left != NONE
         action = self._ran(device, tick, Kind.I if split else Kind.B, row.backward_chunk, row.backward_microbatch)
         stage, microbatch, moment = action.stage, action.microbatch, (tick, TickPhase.BACKWARD)
         self.backward_inbox[device].take(row.backward_inbox, ("gradient", stage + 1, microbatch), moment)
         self.stash[device].take(row.backward_stash, self._residuals(stage, microbatch), moment)
         if split:
-            self.weight_stash[device].put(row.backward_weight_stash, ("left", stage, microbatch), moment)
+            self.weight_stash[device].put(row.backward_left, ("left", stage, microbatch), moment)
         else:
             self.counts["weight gradient", stage, microbatch] += 1
         assert row.backward_version == 0
@@ -170,13 +170,13 @@ class Interpreter:
 
     def _weight(self, device, tick, row):
         if row.weight_chunk == NONE:
-            idle = (row.weight_microbatch, row.weight_stash, row.weight_weight_stash, row.weight_version)
+            idle = (row.weight_microbatch, row.weight_stash, row.weight_left, row.weight_version)
             assert idle == (NONE,) * 4
             return
         action = self._ran(device, tick, Kind.W, row.weight_chunk, row.weight_microbatch)
         stage, microbatch, moment = action.stage, action.microbatch, (tick, TickPhase.WEIGHT)
         self.stash[device].take(row.weight_stash, self._residuals(stage, microbatch), moment)
-        self.weight_stash[device].take(row.weight_weight_stash, ("left", stage, microbatch), moment)
+        self.weight_stash[device].take(row.weight_left, ("left", stage, microbatch), moment)
         self.counts["weight gradient", stage, microbatch] += 1
         assert row.weight_version == 0
 

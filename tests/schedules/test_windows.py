@@ -21,7 +21,7 @@ SLOTS = {
     "forward_inbox": ["forward_inbox"],
     "backward_inbox": ["head_inbox", "backward_inbox"],
     "stash": ["forward_stash", "backward_stash", "weight_stash", "spill_stash", "fetch_stash"],
-    "weight_stash": ["backward_weight_stash", "weight_weight_stash"],
+    "weight_stash": ["backward_left", "weight_left"],
     "host_stash": ["spill_host", "fetch_host"],
 }
 VERSIONS = {"forward_version": "forward", "backward_version": "backward", "weight_version": "weight"}
