@@ -18,10 +18,11 @@ from absl import flags
 from argcomplete.completers import FilesCompleter
 
 from fiddlex.commands import summaries
-from fiddlex.config import Config, data_section, sections
+from fiddlex.config import Config, sections
 from fiddlex.config.families import FAMILIES, OBJECTIVES
 from fiddlex.config.files import config_names, describe
 from fiddlex.config.values.recompute import MODES, PARTS
+from fiddlex.config.values.source import KINDS
 from fiddlex.config.values.stash import STASH_DTYPES
 from fiddlex.hardware.topology import catalogue
 from fiddlex.schedules.generators import GENERATORS
@@ -152,7 +153,7 @@ def _escaped(text: str) -> str:
     return " ".join(text.split()).replace("%", "%%")  # argparse formats help
 
 
-_SOURCES = _one_of(["stdlib"], files=[f"{kind}:" for kind in data_section.SOURCE_KINDS])
+_SOURCES = _one_of(["stdlib"], files=[f"{name}:" for name, kind in KINDS.items() if kind.place])
 _SEMANTICS = _one_of([name.removesuffix("K") for name in NAMES[:-1]])  # delay:K, and no function
 _NAMES = _one_of([*GENERATORS, "auto"], files=["file:"])
 

@@ -22,6 +22,7 @@ from fiddlex.config.train_section import TrainConfig
 from fiddlex.config.unused import reset_unused, unused
 from fiddlex.config.values.every import Every
 from fiddlex.config.values.schedule_source import source_of
+from fiddlex.config.values.source import KINDS, forms
 from fiddlex.errors import ConfigError
 from fiddlex.files.small_files import json_object
 
@@ -31,7 +32,6 @@ PATHS = (  # fields that hold the path of a file or folder, or may
     *("pipeline.schedule", "pipeline.semantics", "pipeline.semantics_schedule", "optimizer.name"),
 )
 LABELLED = ("classification", "multiple_choice")  # objectives whose data are texts with labels
-PLACES = {"stdlib": "", "megatron": "PREFIX"}  # what follows the kind of a data source, where that is not PATH
 _LABELLED_HINT = (
     " Labelled texts are for a run with model.objective=classification or multiple_choice, which may start from this "
     "one (train.init_from)."
@@ -157,14 +157,14 @@ class Config(Checked, prefix="config."):
         """Checks the rules between the model's objective and its data."""
         task, data = self.model.task, self.data
         labelled = task in LABELLED
-        kinds = ("tsv", "jsonl") if labelled else ("stdlib", "text", "hf", "array_record", "tokens", "megatron")
+        kinds = [name for name, kind in KINDS.items() if kind.labelled == labelled]
         for name, allowed in (("source", kinds), ("eval_source", (*kinds, "jsonl") if task == "lm" else kinds)):
             source = getattr(data, name)
             if source and source.partition(":")[0] not in allowed:
-                forms = ", ".join(f"{kind}:{PLACES.get(kind, 'PATH')}".rstrip(":") for kind in allowed)
                 hint = "" if labelled or task == "lm" else _LABELLED_HINT
+                written = ", ".join(forms(allowed))
                 raise ConfigError(
-                    f"data.{name}={source!r} with model.objective={task}: its data is one of {forms}.{hint}"
+                    f"data.{name}={source!r} with model.objective={task}: its data is one of {written}.{hint}"
                 )
         if task == "classification" and len(data.classes) < 2:
             raise ConfigError(

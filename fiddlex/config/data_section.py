@@ -3,23 +3,22 @@
 import dataclasses
 import difflib
 import os
-from collections.abc import Sequence
 
 from fiddlex.config import rules
 from fiddlex.config.fields import NOT_EXAMPLES, NOT_SAMPLES, RUN, SHAPES, field
 from fiddlex.config.records import Checked
 from fiddlex.config.unused import Other
-from fiddlex.config.values.megatron_source import parse_source, parse_split
+from fiddlex.config.values.source import KINDS, forms, is_megatron, parse_source, parse_split
 from fiddlex.errors import ConfigError
 
-SOURCE_KINDS = ("text", "hf", "array_record", "tokens", "megatron", "tsv", "jsonl")  # each with a path
 MOST_CACHE_GIB = 2.0**20
 MOST_THREADS = 256
 # Which values of other fields use a field (`fiddlex.config.unused`).
 HELD_OUT = {"data.eval_source": ("",)}
-DIVIDED = {"data.source": ("stdlib", *(f"{kind}:PATH" for kind in SOURCE_KINDS if kind != "megatron"))}
-MEGATRON = {"data.source": ("megatron:PREFIX",)}
-COLUMNS = {name: ("hf:PATH", "array_record:PATH") for name in ("data.source", "data.eval_source")}
+DIVIDED = {"data.source": forms(name for name, kind in KINDS.items() if not kind.split)}
+MEGATRON = {"data.source": forms(name for name, kind in KINDS.items() if kind.split)}
+_WITH_COLUMNS = forms(name for name, kind in KINDS.items() if kind.columns)
+COLUMNS = {name: _WITH_COLUMNS for name in ("data.source", "data.eval_source")}
 TOKENS = {name: ("tokens:PATH",) for name in ("data.source", "data.eval_source")}
 MASKED = {"model.objective": ("mlm", "mlm_nsp", "mlm_sop")}
 MLM = {"model.objective": ("mlm",)}
@@ -29,7 +28,7 @@ CHOICES = {"model.objective": ("multiple_choice",)}
 LINES = {**LABELLED, "data.eval_source": ("jsonl:PATH",)}
 CACHED = {"data.sample_cache_gib": (Other(4),)}
 # The kind of source that the ending of a file's name says, for whom writes a path alone; any other file is text.
-_BY_ENDING = {".tsv": "tsv", ".jsonl": "jsonl", ".array_record": "array_record", ".arrayrecord": "array_record"}
+_BY_ENDING = {ending: name for name, kind in KINDS.items() for ending in kind.endings}
 
 
 @dataclasses.dataclass
@@ -103,29 +102,25 @@ class DataConfig(Checked, prefix="config.data."):
 
 def _source(name: str, value: str, *, optional: bool) -> None:
     kind, _, path = value.partition(":")
-    known = (kind == "stdlib" and not path) or (kind in SOURCE_KINDS and path)
+    known = kind in KINDS and bool(path) == bool(KINDS[kind].place)
     if not known and not (optional and not value):
-        forms = (
+        written = (
             "Use stdlib, text:PATH, hf:PATH, array_record:PATH, tokens:PATH or megatron:PREFIX; for labelled texts "
             "tsv:PATH or jsonl:PATH."
         )
-        raise ConfigError(f"{name}={value!r} is not a data source. {_source_meant(value, SOURCE_KINDS) or forms}")
-    if kind == "megatron" and len(parse_source(name, value)) > 1 and optional:
+        raise ConfigError(f"{name}={value!r} is not a data source. {_source_meant(value) or written}")
+    if is_megatron(value) and len(parse_source(name, value)) > 1 and optional:
         raise ConfigError(f"{name}={value!r} is a blend: evaluate on one dataset at a time, megatron:PREFIX.")
 
 
-def _source_meant(value: str, kinds: Sequence[str]) -> str:
-    """A sentence with the source to write in place of `value`; empty where nothing is known of it.
-
-    Args:
-      value: what was written, such as a path alone.
-      kinds: the kinds of sources that have a path.
-    """
+def _source_meant(value: str) -> str:
+    """A sentence with the source to write in place of `value`, such as a path alone; empty where nothing is known."""
     kind, colon, path = value.partition(":")
+    kinds = [name for name, each in KINDS.items() if each.place]
     if kind in kinds and not path:
-        return f"{kind} needs a path: write {kind}:{'PREFIX' if kind == 'megatron' else 'PATH'}."
-    if kind == "stdlib":
-        return "stdlib has no path: write stdlib."
+        return f"{kind} needs a path: write {forms([kind])[0]}."
+    if kind in KINDS and kind not in kinds:
+        return f"{kind} has no path: write {kind}."
     if colon and path and "/" not in kind:
         close = difflib.get_close_matches(kind, kinds, n=1, cutoff=0.5)
         return f"There is no kind {kind!r}. Write {close[0]}:{path}." if close else ""

@@ -5,8 +5,8 @@ import os
 
 from fiddlex.config.config import Config
 from fiddlex.config.overrides import replaced
-from fiddlex.config.values.megatron_source import KIND, parse_source
 from fiddlex.config.values.schedule_source import Kind, source_of
+from fiddlex.config.values.source import is_megatron, parse_source
 
 _FOLDERS = ("data.cache", "data.sample_cache_folder", "data.share")
 _OWN_FILES = ("pipeline.schedule", "pipeline.semantics", "optimizer.name")
@@ -54,12 +54,12 @@ def _own_file(text: str) -> str:
 def _source(source: str) -> str:
     """`KIND:PATH` with an absolute path; `stdlib` and nothing at all as they are."""
     kind, colon, path = source.partition(":")
-    if kind == KIND and colon:
+    if is_megatron(source):
         parts = parse_source("data.source", source)
         if len(parts) > 1:  # the weights stay as they are written
             written = [part.partition(":")[0] for part in path.split(",")]
             path = ",".join(f"{weight}:{_absolute(prefix)}" for weight, (_, prefix) in zip(written, parts, strict=True))
-            return f"{KIND}:{path}"
+            return f"{kind}:{path}"
         path = parts[0][1]
     return f"{kind}{colon}{_absolute(path)}"
 

@@ -11,7 +11,7 @@ from typing import Any
 import fiddlex
 from fiddlex.config import Config
 from fiddlex.config.fields import NOT_EXAMPLES, NOT_SAMPLES, paths
-from fiddlex.config.values.megatron_source import parse_source
+from fiddlex.config.values.source import is_megatron, parse_source
 from fiddlex.data.counts import DataCounts
 from fiddlex.data.documents import file_states
 from fiddlex.data.examples import ExampleSource
@@ -78,7 +78,7 @@ def samples_digest(config: Config, fingerprint: str) -> str:
       fingerprint: that of the training data.
     """
     without = [*paths(Config, NOT_EXAMPLES | NOT_SAMPLES)]
-    if not config.data.source.startswith("megatron:"):
+    if not is_megatron(config.data.source):
         without.append("data.seed")
     return _digest(config, fingerprint, without=without)
 
@@ -113,8 +113,8 @@ def _digest(config: Config, fingerprint: str, *, without: Sequence[str], **more:
 
 def _files(source: str) -> list[Any]:
     """Names, sizes and times of change of the files of a source."""
-    kind, _, path = source.partition(":")
-    if kind == "megatron":
+    path = source.partition(":")[2]
+    if is_megatron(source):
         paths = [f"{prefix}.bin" for _, prefix in parse_source("data.source", source)]
     else:
         paths = [path] if path else []

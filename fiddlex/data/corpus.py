@@ -24,6 +24,7 @@ import tokenizers
 import fiddlex
 from fiddlex.cluster import processes
 from fiddlex.config import DataConfig
+from fiddlex.config.values.source import is_megatron, kind_of
 from fiddlex.data.array_records import read_array_records
 from fiddlex.data.arrow_datasets import read_dataset
 from fiddlex.data.documents import Document, file_states, read_stdlib, read_text
@@ -190,8 +191,7 @@ def corpus_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
     Raises:
       DataError: as `text_tokenizer`.
     """
-    made_before = config.source.startswith(("tokens:", "megatron:"))
-    if made_before and config.tokenizer == "bytes" and vocab_size != ByteTokenizer.vocab_size:
+    if kind_of(config.source).tokens and config.tokenizer == "bytes" and vocab_size != ByteTokenizer.vocab_size:
         return None  # 'bytes' is the default of the config, and these tokens are not bytes
     return text_tokenizer(config, vocab_size)
 
@@ -257,7 +257,7 @@ def _load(
 ) -> tuple[TokenStream, TokenStream]:
     """The training and held-out streams of one source."""
     kind, _, path = source.partition(":")
-    if kind == "megatron":  # of data.eval_source, of which nothing is held out
+    if is_megatron(source):  # of data.eval_source, of which nothing is held out
         stream = whole_stream(source, vocab_size=vocab_size)
         return stream, dataclasses.replace(stream, tokens=stream.tokens[:0], documents=None)
     if kind == "tokens":

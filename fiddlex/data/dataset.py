@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fiddlex.config import Config, DataConfig
 from fiddlex.config.config import LABELLED
+from fiddlex.config.values.source import is_megatron
 from fiddlex.data.blended_examples import BlendedExamples, InterleavedExamples
 from fiddlex.data.caching import keep_samples
 from fiddlex.data.corpus import corpus_tokenizer, load_corpus, load_heldout, reading, text_tokenizer
@@ -98,8 +99,7 @@ def load_dataset(config: Config, *, shared: Path | None = None) -> Dataset:
     """
     if config.model.task in LABELLED:
         return _labelled(config)
-    is_megatron = config.data.source.startswith("megatron:")
-    dataset = _megatron(config, shared) if is_megatron else _text(config, shared)
+    dataset = _megatron(config, shared) if is_megatron(config.data.source) else _text(config, shared)
     keep_samples(config, dataset.sources, fingerprint=dataset.fingerprint, counts=dataset.counts)
     return dataset
 

@@ -1,6 +1,7 @@
 """The examples of running text for each objective: next token, masked tokens, sentence pairs, continuations."""
 
 from fiddlex.config import Config
+from fiddlex.config.values.source import kind_of
 from fiddlex.data.continuations import ContinuationExamples, read_continuations
 from fiddlex.data.corpus import reading
 from fiddlex.data.examples import ExampleSource, HeldoutExamples
@@ -55,7 +56,7 @@ def heldout_examples(config: Config, stream: TokenStream, tokenizer: Tokenizer |
     except DataError as error:
         where = f"data.eval_source={data.eval_source!r}"
         if not data.eval_source:
-            share = "data.split" if data.source.startswith("megatron:") else "data.eval_fraction"
+            share = "data.split" if kind_of(data.source).split else "data.eval_fraction"
             value = data.split if share == "data.split" else data.eval_fraction
             where = f"what {share}={value} holds out of data.source={data.source!r}"
         raise DataError(f"{where}: {error} Hold out more, or name another data.eval_source.") from error

@@ -36,7 +36,7 @@ from megatron.core.datasets.blended_megatron_dataset_config import (  # noqa: E4
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig  # noqa: E402
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder  # noqa: E402
 
-from fiddlex.config.values.megatron_source import parse_split  # noqa: E402
+from fiddlex.config.values.source import parse_split  # noqa: E402
 from fiddlex.data.megatron.blend import Blend  # noqa: E402
 from fiddlex.data.megatron.builder import indexed_builder  # noqa: E402
 from fiddlex.data.megatron.index_file import open_indexed  # noqa: E402

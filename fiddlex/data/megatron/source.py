@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fiddlex.config import DataConfig
-from fiddlex.config.values.megatron_source import parse_source, parse_split
+from fiddlex.config.values.source import parse_source, parse_split
 from fiddlex.data.megatron.index_file import IndexedTokens, open_indexed
 from fiddlex.data.megatron.splits import split_edges
 from fiddlex.data.token_stream import TokenStream

@@ -3,7 +3,7 @@ from fractions import Fraction
 import pytest
 
 from fiddlex.config import Config
-from fiddlex.config.values.megatron_source import parse_source, parse_split
+from fiddlex.config.values.source import parse_source, parse_split
 from fiddlex.errors import ConfigError
 
 

@@ -1,20 +1,68 @@
-"""The texts that name datasets of Megatron-LM: `megatron:PREFIX`, blends and splits.
+"""The values of `data.source` and `data.eval_source`, `KIND:PATH`, and what is known of each kind.
 
-A blend, `megatron:0.7:a,0.3:b`, gives each prefix a weight; only the ratios of the weights count. A split, `969,30,1`,
-gives the shares of the documents to train on, to evaluate on and to leave out.
+`fiddlex.data.corpus` and `fiddlex.data.dataset` read the sources. Datasets of Megatron-LM may be blends, and have
+splits. A blend, `megatron:0.7:a,0.3:b`, gives each prefix a weight; only the ratios of the weights count. A split,
+`969,30,1`, gives the shares of the documents to train on, to evaluate on and to leave out.
 """
 
 import math
 import os
 import re
+from collections.abc import Iterable
 from fractions import Fraction
+from typing import NamedTuple
 
 from fiddlex.errors import ConfigError
 
-KIND = "megatron"
+
+class SourceKind(NamedTuple):
+    """What is known of a kind of data source.
+
+    Attributes:
+      place: what follows the kind and a colon; empty: nothing does.
+      labelled: whether its lines are labelled texts.
+      tokens: whether it holds tokens, whose tokenizer the config need not name.
+      columns: whether it holds rows, of which `data.text_column` is read.
+      split: whether `data.split` says what is held out, in place of `data.eval_fraction`.
+      endings: endings of file names that only this kind has.
+    """
+
+    place: str = "PATH"
+    labelled: bool = False
+    tokens: bool = False
+    columns: bool = False
+    split: bool = False
+    endings: tuple[str, ...] = ()
+
+
+KINDS = {
+    "stdlib": SourceKind(place=""),
+    "text": SourceKind(),
+    "hf": SourceKind(columns=True),
+    "array_record": SourceKind(columns=True, endings=(".array_record", ".arrayrecord")),
+    "tokens": SourceKind(tokens=True),
+    "megatron": SourceKind("PREFIX", tokens=True, split=True),
+    "tsv": SourceKind(labelled=True, endings=(".tsv",)),
+    "jsonl": SourceKind(labelled=True, endings=(".jsonl",)),
+}
 _NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
 _WEIGHTED = re.compile(f"({_NUMBER}):(.+)")
 _SPLITS = 3
+
+
+def kind_of(source: str) -> SourceKind:
+    """The kind of a valid source."""
+    return KINDS[source.partition(":")[0]]
+
+
+def forms(kinds: Iterable[str]) -> tuple[str, ...]:
+    """How sources of these kinds are written, as in `text:PATH`."""
+    return tuple(f"{kind}:{KINDS[kind].place}".rstrip(":") for kind in kinds)
+
+
+def is_megatron(source: str) -> bool:
+    """Whether a source is one or more datasets of Megatron-LM."""
+    return source.startswith("megatron:")
 
 
 def parse_source(field: str, value: str) -> list[tuple[Fraction, str]]:
