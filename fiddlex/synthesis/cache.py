@@ -23,7 +23,7 @@ from fiddlex.schedules.validate import validate
 from fiddlex.synthesis.problem import Problem
 from fiddlex.synthesis.search import NAME, Found, find
 
-VERSION = 7  # to be raised whenever a change makes searches find something else
+VERSION = 8  # to be raised whenever a change makes searches find something else
 _WRONG = (  # what a damaged file may raise
     OSError,
     ValueError,

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fiddlex.errors import ScheduleError
@@ -46,7 +46,11 @@ def named(problem):
                 yield problem.judge(dataclasses.replace(schedule, strict=strict))
 
 
+IN_A_V = Costs(0.25, 0.25, 0.25, tick=0.25)  # in which dual_pipe_v is fastest in the order `ahead`
+
+
 @settings(max_examples=15, deadline=None)
+@example(Problem.in_microbatches((0, 1, 1, 0), 4, IN_A_V, math.inf, "lockstep"))
 @given(problems(max_pipe=3, max_microbatches=5))
 def test_what_is_found_is_legal_within_the_caps_and_between_the_bound_and_every_name(problem):
     found = find(problem, effort=SHORT)
