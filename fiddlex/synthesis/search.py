@@ -132,7 +132,7 @@ def named(problem: Problem) -> Iterator[tuple[Schedule, str]]:
         if schedule.placement != problem.placement:
             continue
         yield schedule, name
-        if problem.clock == "lockstep" and not schedule.split_backward:
+        if problem.clock == "lockstep" and schedule.has_whole:
             other = not schedule.strict  # dual_pipe_v is strict by itself, and faster ahead where ticks take time too
             yield dataclasses.replace(schedule, strict=other), f"{name}, {'strict' if other else 'ahead'}"
 

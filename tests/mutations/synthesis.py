@@ -8,6 +8,16 @@ AUTO_PLANS = "tests/planner/test_auto_plans.py"
 
 MUTATIONS = (
     Mutation(
+        "partly-whole-backwards-tried-in-one-order",
+        "fiddlex/synthesis/search.py",
+        old='problem.clock == "lockstep" and schedule.has_whole:',
+        new='problem.clock == "lockstep" and not schedule.split_backward:',
+        tests=(
+            "tests/synthesis/test_search.py::"
+            "test_what_is_found_is_legal_within_the_caps_and_between_the_bound_and_every_name",
+        ),
+    ),
+    Mutation(
         "ranks-that-forget-their-cap",
         "fiddlex/synthesis/greedy.py",
         old="return self._held[rank] + more <= cap and self._unsure[rank] + more + later <= cap",
