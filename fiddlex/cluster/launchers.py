@@ -1,12 +1,17 @@
-"""Which launcher has started this process, and its place among the others: found by jax's own cluster detection.
+"""The place of a process among those of its run: from flags, or from the launcher that has started it.
 
-jax knows Slurm, Open MPI, Kubernetes and the environments of TPU pods.
+jax's own cluster detection knows Slurm, Open MPI, Kubernetes and the environments of TPU pods.
 """
 
 import os
+import re
 from typing import NamedTuple
 
-from fiddlex.errors import DeviceError
+from fiddlex.errors import ConfigError, DeviceError
+
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a name, between two dots
+_ADDRESS = re.compile(rf"(({_LABEL}\.)*{_LABEL}\.?|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]):[0-9]{{1,5}}")
+_MOST_PROCESSES = 2**16
 
 
 class Place(NamedTuple):
@@ -23,6 +28,31 @@ class Place(NamedTuple):
     number: int
     rank: int
     local_devices: list[int] | None = None
+
+
+def given_place(address: str | None, number: int | None, rank: int | None) -> Place:
+    """The place that the three flags give.
+
+    Raises:
+      ConfigError: when only some of the three are given, or they contradict each other.
+    """
+    given = {"--coordinator_address": address, "--num_processes": number, "--process_id": rank}
+    missing = [name for name, value in given.items() if value is None]
+    if address is None or number is None or rank is None:
+        raise ConfigError(
+            f"{' and '.join(name for name in given if name not in missing)} without {' and '.join(missing)}: give all "
+            "three, as in --coordinator_address=HOST:PORT --num_processes=4 --process_id=0, or none."
+        )
+    if not _ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < 2**16:
+        raise ConfigError(
+            f"--coordinator_address={address} must be HOST:PORT, as in host0:12345, 10.0.0.1:12345 or [fd00::1]:12345."
+        )
+    if not 1 <= number <= _MOST_PROCESSES or not 0 <= rank < number:
+        raise ConfigError(
+            f"--num_processes={number} and --process_id={rank}: there are 1 to {_MOST_PROCESSES:,} processes, and the "
+            "ranks are 0 to --num_processes − 1."
+        )
+    return Place(address, number, rank)
 
 
 def is_launched() -> bool:

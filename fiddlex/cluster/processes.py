@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import queue
-import re
 import signal
 import socket
 import sys
@@ -31,7 +30,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from fiddlex.cluster.addresses import check_reachable, connect_cpus_at
 from fiddlex.cluster.coordinator import listed
-from fiddlex.cluster.launchers import Place, find_place, is_launched
+from fiddlex.cluster.launchers import Place, find_place, given_place, is_launched
 from fiddlex.cluster.peers import Peers
 from fiddlex.cluster.rendezvous import Membership, StoppedError, leave_coordinator, meet
 from fiddlex.cluster.stopping import AgreedStop
@@ -43,9 +42,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a name, between two dots
-_ADDRESS = re.compile(rf"(({_LABEL}\.)*{_LABEL}\.?|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]):[0-9]{{1,5}}")
-MOST_PROCESSES = 2**16
 JOIN_S = 300  # seconds in which all processes have to join
 WAIT_S = 600  # seconds in which they have to come to a common point
 _HEARTBEAT_S = 3600  # of jax itself, which ends a process with a stack trace; the coordinator is sooner
@@ -120,7 +116,7 @@ def join(
             return 1
         place = find_place(timeout_s=timeout_s)
     else:
-        place = _given(address, number, rank)
+        place = given_place(address, number, rank)
     if place.number == 1:
         return 1
     allowed = sizes(place.number) if sizes and place.rank == 0 else ()
@@ -146,31 +142,6 @@ def _handle_signals() -> None:
         for number in interrupts.stop_signals():
             signal.signal(number, handle)
         interrupts.may_leave_if(lambda number, times: False)  # the others would take this one for lost
-
-
-def _given(address: str | None, number: int | None, rank: int | None) -> Place:
-    """The place that the three flags give.
-
-    Raises:
-      ConfigError: when only some of the three are given, or they contradict each other.
-    """
-    given = {"--coordinator_address": address, "--num_processes": number, "--process_id": rank}
-    missing = [name for name, value in given.items() if value is None]
-    if address is None or number is None or rank is None:
-        raise ConfigError(
-            f"{' and '.join(name for name in given if name not in missing)} without {' and '.join(missing)}: give all "
-            "three, as in --coordinator_address=HOST:PORT --num_processes=4 --process_id=0, or none."
-        )
-    if not _ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < 2**16:
-        raise ConfigError(
-            f"--coordinator_address={address} must be HOST:PORT, as in host0:12345, 10.0.0.1:12345 or [fd00::1]:12345."
-        )
-    if not 1 <= number <= MOST_PROCESSES or not 0 <= rank < number:
-        raise ConfigError(
-            f"--num_processes={number} and --process_id={rank}: there are 1 to {MOST_PROCESSES:,} processes, and the "
-            "ranks are 0 to --num_processes − 1."
-        )
-    return Place(address, number, rank)
 
 
 def _connect(membership: Membership, place: Place, *, timeout_s: int) -> None:
