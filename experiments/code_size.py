@@ -3,8 +3,8 @@
     .venv/bin/python experiments/code_size.py [--root=fiddlex]
 
 Prints the table of docs/studies/code_size.md. Code lines are lines with a token other than a comment or a docstring. A
-place that names an axis is a string `data`, `pipe` or `tensor`, an attribute read of a mesh or a layout, an argument of
-that name, or a keyword in a call of `MeshConfig`.
+place that names an axis is a string `data`, `pipe` or `tensor`, an argument or keyword of that name, or an attribute of
+that name of a mesh, a layout or `self`.
 """
 
 import ast

@@ -23,7 +23,7 @@ from fiddlex.data import Loader, NextTokenExamples
 from fiddlex.data.counts import HITS, PREPARED, DataCounts
 from fiddlex.data.sample_cache import Cache, CachedStore, MemoryCache
 from fiddlex.data.shared_batches import SharedBatches
-from fiddlex.data.stages import SlowStore, StagedExamples
+from fiddlex.data.staged_examples import SlowStore, StagedExamples
 from fiddlex.tools.stalls import DEVICES, FETCH, PREPARE, Analysis, Mend, measure_loader
 
 _ONLY = flags.DEFINE_multi_enum("only", ["cache", "shared", "stalls"], ["cache", "shared", "stalls"], "tables to make")

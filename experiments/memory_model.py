@@ -29,12 +29,13 @@ from absl import flags
 from experiments.memory_cases import CASES, CASES_ON, MemoryCase
 from experiments.results import append_result, read_results
 from fiddlex.config import Config, rules
+from fiddlex.config.files import load_config
 from fiddlex.config.overrides import override
 from fiddlex.costs.backend import backend_for
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.predict import needed_memory
-from fiddlex.terminal.command_line import load_config, run
+from fiddlex.terminal.command_line import run
 
 logger = logging.getLogger("fiddlex.memory_model")
 

@@ -19,10 +19,11 @@ from typing import Any
 from absl import flags
 
 from fiddlex.config import Config
+from fiddlex.config.files import load_config
 from fiddlex.config.overrides import override
 from fiddlex.errors import ConfigError
 from fiddlex.planner.enough_memory import Use, process_needs
-from fiddlex.terminal.command_line import load_config, run
+from fiddlex.terminal.command_line import run
 
 ALONE = ("mesh.data=1", "mesh.pipe=1", "mesh.tensor=1", "pipeline.schedule=1f1b", "pipeline.num_chunks=1")
 WIDE = ("model.hidden_size=1024", "model.num_heads=16", "pipeline.num_microbatches=8")

@@ -282,7 +282,7 @@ def _two_bw_config(row: Throughput, depth: int, tensor: int) -> Config:
     vocabulary = 50257 if family == "GPT" else 30522
     config = Config(
         model=ModelConfig(family.lower(), "", layers, hidden, heads, 0, vocabulary, 512, dtype="float16", dropout=0.1),
-        mesh=MeshConfig(row.gpus // depth // tensor, depth, tensor, outermost="pipe"),
+        mesh=MeshConfig(data=row.gpus // depth // tensor, pipe=depth, tensor=tensor, outermost="pipe"),
         pipeline=PipelineConfig(recompute="full"),
         optimizer=OptimizerConfig("adam", zero1=False),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from experiments.quality_results import QualityCase, Records, parse_prediction
 from fiddlex.config import Config, MeshConfig, PipelineConfig
-from fiddlex.terminal.command_line import load_config
+from fiddlex.config.files import load_config
 
 if TYPE_CHECKING:
     from fiddlex.train.loop import Outcome

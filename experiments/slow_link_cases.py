@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from fiddlex.config import Config
+from fiddlex.config.files import load_config
 from fiddlex.config.overrides import replaced
 from fiddlex.costs.weight_memory import device_parameters
 from fiddlex.errors import DeviceError
 from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.cost_model import CostModel, Traffic
 from fiddlex.planner.predict import pipeline_of
-from fiddlex.terminal.command_line import load_config
 
 ROOT = pathlib.Path(__file__).parents[1]
 CLUSTERS = {"tpu_v5e": "tpu:v5e:2x4:2", "h100": "gpu:h100:2x8"}  # two slices or hosts of eight devices

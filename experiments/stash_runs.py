@@ -24,12 +24,13 @@ from experiments.quality_runs import make_config as quality_config
 from experiments.quality_runs import records_of
 from fiddlex.cluster.mesh import make_mesh, make_topology_mesh
 from fiddlex.config import Config
+from fiddlex.config.files import load_config
+from fiddlex.config.sections import AXES
 from fiddlex.errors import DeviceError
 from fiddlex.models.registry import make_model
 from fiddlex.parallel.collectives import as_varying
 from fiddlex.pipeline.codec import Codec, codec_of
 from fiddlex.pipeline.residuals import Arrays, SplitVjp
-from fiddlex.terminal.command_line import load_config
 from fiddlex.train.step import gradients
 from fiddlex.train.step.feed import Feed
 from fiddlex.train.step.program import Program
@@ -51,7 +52,6 @@ KINDS = (
     "result of GELU",
 )
 REPEATS = 40  # of the steps whose times are compared
-AXES = ("data", "pipe", "tensor")
 # Types of the stash, and microbatches; the last differs from the first only in the order of sums.
 VARIANTS = (("same", 2), ("int8", 2), ("float8_e4m3fn", 2), ("same", 4))
 

@@ -47,7 +47,11 @@ class ScheduleError(FiddlexError, ValueError):
 
 
 class Stopped(SystemExit):
-    """The end of a program that a signal asked for, which no code of a user's file may take for its own."""
+    """A signal has ended the program, with status 128 + `signal`; no code of a user's file may take it for its own."""
+
+    def __init__(self, number: int):
+        super().__init__(128 + number)
+        self.signal = number
 
 
 def is_failure(error: BaseException) -> bool:

@@ -9,9 +9,9 @@ import pathlib
 import sys
 
 from fiddlex.config import Config
+from fiddlex.config.files import load_config
 from fiddlex.config.overrides import replaced
 from fiddlex.config.unused import reset_unused
-from fiddlex.terminal.command_line import load_config
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = ROOT / "configs/gpt_tiny.py"

@@ -3,10 +3,10 @@ import pathlib
 import pytest
 
 from fiddlex.config import Config
+from fiddlex.config.files import load_config
 from fiddlex.costs.sizes import hardware_flops, num_parameters, paper_num_parameters
 from fiddlex.errors import ConfigError
 from fiddlex.models.registry import make_model
-from fiddlex.terminal.command_line import load_config
 from fiddlex.train.step.state import make_layout
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"

@@ -15,6 +15,7 @@ import pytest
 from configs.gpt3 import ROWS, get_config
 from experiments.published import SC21, TWO_BW, fit_efficiency, layout_of, sc21_row, sequences_per_second
 from fiddlex.commands import plan
+from fiddlex.config.files import load_config
 from fiddlex.costs.backend import backend_of
 from fiddlex.errors import DeviceError
 from fiddlex.hardware.compilers import missing_compiler
@@ -24,7 +25,6 @@ from fiddlex.planner.layouts import SEMANTICS, Problem
 from fiddlex.planner.predict import needed_memory
 from fiddlex.planner.report import as_python
 from fiddlex.planner.search import evaluate, search
-from fiddlex.terminal.command_line import load_config
 from fiddlex.tools.unequal_stages.answers import answers_for_model
 from tests.programs import ROOT, Ended, started
 from tests.programs import call as call_program

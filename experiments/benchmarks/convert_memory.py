@@ -19,12 +19,12 @@ import ml_dtypes
 import numpy as np
 from absl import app, flags
 
+from fiddlex.config.files import load_config
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.interop.architectures import architecture_of, config_json
 from fiddlex.interop.huggingface import wanted_tensors
 from fiddlex.interop.safetensors_files import Tensor, write_folder
 from fiddlex.models.registry import make_model
-from fiddlex.terminal.command_line import load_config
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 GB = 1e9

@@ -84,7 +84,7 @@ def make_mesh(config: MeshConfig) -> Mesh:
     try:
         if needed % processes.num_processes():
             raise ConfigError(
-                f"{sizes(config)} has {counted(needed, 'device')}, which {processes.num_processes()} "
+                f"mesh {config.text} has {counted(needed, 'device')}, which {processes.num_processes()} "
                 "processes cannot share equally. Choose sizes whose product is a multiple of the number of processes."
             )
         request_devices(needed // processes.num_processes())
@@ -98,17 +98,17 @@ def make_mesh(config: MeshConfig) -> Mesh:
         ) from error
     if jax.process_count() > 1 and len(devices) != needed:
         raise ConfigError(
-            f"{sizes(config)} needs {counted(needed, 'device')}; the {jax.process_count()} processes have "
+            f"mesh {config.text} needs {counted(needed, 'device')}; the {jax.process_count()} processes have "
             f"{len(devices)}, and none may be idle. Choose mesh.data, mesh.pipe and mesh.tensor with a product of "
             f"{len(devices)}."
         )
     if len(devices) < needed:
         raise DeviceError(
-            f"{sizes(config)} needs {counted(needed, 'device')}; there are {len(devices)} ({devices[0].platform}). "
+            f"mesh {config.text} needs {counted(needed, 'device')}; there are {len(devices)} ({devices[0].platform}). "
             + _remedy(len(devices), devices[0].platform, needed)
         )
     if len(devices) > needed:
-        logger.info("%s uses %d of %d devices.", sizes(config), needed, len(devices))
+        logger.info("mesh %s uses %d of %d devices.", config.text, needed, len(devices))
     return _mesh(config, devices)
 
 
@@ -139,7 +139,7 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
     devices = _tpu_devices(name) if platform == "tpu" else _gpu_devices(name)
     if len(devices) != config.num_devices:
         raise DeviceError(
-            f"{sizes(config)} needs {counted(config.num_devices, 'device')}; {topology} has {len(devices)}. Choose "
+            f"mesh {config.text} needs {counted(config.num_devices, 'device')}; {topology} has {len(devices)}. Choose "
             f"mesh.data, mesh.pipe and mesh.tensor with a product of {len(devices)}, or another topology."
         )
     return _mesh(config, devices)
@@ -234,18 +234,13 @@ def _slices_along(config: MeshConfig, num_slices: int) -> list[int]:
         if taken not in (size, left):
             other = "data" if config.outermost == "pipe" else "pipe"
             raise DeviceError(
-                f"{sizes(config)} with mesh.outermost={config.outermost} cannot be placed on {num_slices} slices: "
+                f"mesh {config.text} with mesh.outermost={config.outermost} cannot be placed on {num_slices} slices: "
                 f"mesh.{axis}={size} must divide the {left} slices left for it, or be a multiple of them. Choose such "
                 f"a mesh.{axis}, or mesh.outermost={other}."
             )
         along.append(taken)
         left //= taken
     return along
-
-
-def sizes(config: MeshConfig) -> str:
-    """The sizes of a mesh as text: 'mesh data=2 × pipe=4 × tensor=1'."""
-    return f"mesh data={config.data} × pipe={config.pipe} × tensor={config.tensor}"
 
 
 def _remedy(num_devices: int, platform: str, needed: int) -> str:

@@ -32,9 +32,9 @@ from fiddlex.cluster.addresses import check_reachable, connect_cpus_at
 from fiddlex.cluster.coordinator import listed
 from fiddlex.cluster.launchers import Place, find_place, given_place, is_launched
 from fiddlex.cluster.peers import Peers
-from fiddlex.cluster.rendezvous import Membership, StoppedError, leave_coordinator, meet
+from fiddlex.cluster.rendezvous import Membership, leave_coordinator, meet
 from fiddlex.cluster.stopping import AgreedStop
-from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.errors import ConfigError, DeviceError, Stopped
 from fiddlex.terminal import interrupts, progress
 from fiddlex.terminal.ending import end_by
 
@@ -135,7 +135,7 @@ def _handle_signals() -> None:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if _stop is None:
-            raise StoppedError(number)
+            raise Stopped(number)
         _stop.ask(number)
 
     if threading.current_thread() is threading.main_thread():  # Python allows no handlers in other threads

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple, TextIO
 
 from fiddlex.cluster import coordinator
 from fiddlex.cluster.addresses import own_address
-from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.errors import ConfigError, DeviceError, Stopped
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +41,6 @@ class _Started(NamedTuple):
 
 
 _started: list[_Started] = []  # the last one is that of the present run
-
-
-class StoppedError(SystemExit):
-    """A signal has ended this process while it waited for the others; the status is 128 + `signal`."""
-
-    def __init__(self, number: int):
-        super().__init__(128 + number)
-        self.signal = number
 
 
 class Membership(NamedTuple):
@@ -250,7 +242,7 @@ def _answered(connection: socket.socket, host: str, rank: int) -> _Answer:
                 if "wait" in message and not waits:
                     waits = True
                     logger.info("rank %d waits: the run has no place for it until its next start", rank)
-        except StoppedError as stopped:
+        except Stopped as stopped:
             send(connection, {"stop": stopped.signal})
             raise
     return _Answer(None, waits)

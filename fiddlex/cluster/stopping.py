@@ -25,7 +25,7 @@ class AgreedStop:
 
     Args:
       peers: the connection to the other processes; None in a run of one process.
-      end: ends a process of several before its first step. In a run of one process, SystemExit does.
+      end: ends a process of several before its first step. In a run of one process, `Stopped` does.
       logs: whether this process logs for all.
 
     Attributes:
@@ -65,7 +65,7 @@ class AgreedStop:
         if not self._dispatched:
             when = "after the last step" if self._is_done else "before the first step"
             self._log(f"%s: stopping {when}; nothing has to be saved.", self.request)
-            interrupts.interrupt(Stopped, 128 + number)
+            interrupts.interrupt(Stopped, number)
         text = "%s: stopping after the running step and saving; a further Ctrl-C ends the run without saving."
         self._log(text, self.request)
 

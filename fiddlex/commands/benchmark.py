@@ -163,7 +163,7 @@ def analyse_data(config: Config) -> "Analysis":
     from fiddlex.cluster import processes
     from fiddlex.data import Loader
     from fiddlex.data.dataset import load_dataset
-    from fiddlex.data.stages import SlowStore, StagedExamples
+    from fiddlex.data.staged_examples import SlowStore, StagedExamples
     from fiddlex.tools.stalls import Analysis, measure_loader, num_epochs
     from fiddlex.train.timing import time_with_data_there
 

@@ -22,7 +22,7 @@ from ml_collections import config_flags
 
 from fiddlex.cluster.coordinator import MOST_SECONDS
 from fiddlex.config import Config, rules
-from fiddlex.config.paths import relative_paths
+from fiddlex.config.paths import made_absolute
 from fiddlex.errors import ConfigError
 from fiddlex.hardware.topology import load_topology
 from fiddlex.launch import programs
@@ -257,7 +257,7 @@ def _train(config: Config) -> list[str]:
     named, colon, argument = spec.partition(":")
     if os.path.isfile(named):
         spec = f"{os.path.abspath(named)}{colon}{argument}"
-    overrides = config_flags.get_override_values(flag) | relative_paths(config)
+    overrides = config_flags.get_override_values(flag) | made_absolute(config)
     fields = [f"--config.{name}={value}" for name, value in overrides.items()]
     join = [] if _JOIN_S.value is None else [f"--join_timeout_s={_JOIN_S.value}"]
     return ["train", f"--config={spec}", f"--workdir={_WORKDIR.value}", *fields, *join]

@@ -104,13 +104,15 @@ def _source(name: str, value: str, *, optional: bool) -> None:
     kind, _, path = value.partition(":")
     known = kind in KINDS and bool(path) == bool(KINDS[kind].place)
     if not known and not (optional and not value):
-        written = (
-            "Use stdlib, text:PATH, hf:PATH, array_record:PATH, tokens:PATH or megatron:PREFIX; for labelled texts "
-            "tsv:PATH or jsonl:PATH."
-        )
+        written = f"Use {_either(labelled=False)}; for labelled texts {_either(labelled=True)}."
         raise ConfigError(f"{name}={value!r} is not a data source. {_source_meant(value) or written}")
     if is_megatron(value) and len(parse_source(name, value)) > 1 and optional:
         raise ConfigError(f"{name}={value!r} is a blend: evaluate on one dataset at a time, megatron:PREFIX.")
+
+
+def _either(*, labelled: bool) -> str:
+    *first, last = forms(name for name, kind in KINDS.items() if kind.labelled == labelled)
+    return f"{', '.join(first)} or {last}"
 
 
 def _source_meant(value: str) -> str:

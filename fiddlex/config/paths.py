@@ -2,9 +2,11 @@
 
 import operator
 import os
+import re
 
 from fiddlex.config.config import Config
 from fiddlex.config.overrides import replaced
+from fiddlex.config.values.every import AUTO
 from fiddlex.config.values.schedule_source import Kind, source_of
 from fiddlex.config.values.source import is_megatron, parse_source
 
@@ -20,13 +22,17 @@ def absolute_paths(config: Config) -> Config:
     return replaced(config, _absolute_paths(config))
 
 
-def relative_paths(config: Config) -> dict[str, str]:
-    """The fields of a validated config that hold relative paths, with absolute ones, for a run in another folder.
+def made_absolute(config: Config) -> dict[str, str]:
+    """The fields of a validated config whose relative paths a run in another folder would not find, with absolute ones.
 
-    Files of schedules, semantics and update rules are among them.
+    Files of schedules, semantics and update rules are among them, and the folder of compiled programs.
     """
-    own = {name: _own_file(operator.attrgetter(name)(config)) for name in _OWN_FILES}
-    paths = _absolute_paths(config) | own
+    train, pipeline = config.train, config.pipeline
+    paths = _absolute_paths(config) | {
+        **{name: _own_file(operator.attrgetter(name)(config)) for name in _OWN_FILES},
+        "pipeline.semantics_schedule": ",".join(map(_phase, pipeline.semantics_schedule.split(","))),
+        "train.compilation_cache": AUTO if train.compilation_cache == AUTO else _absolute(train.compilation_cache),
+    }
     return {name: path for name, path in paths.items() if path != operator.attrgetter(name)(config)}
 
 
@@ -49,6 +55,12 @@ def _own_file(text: str) -> str:
     if source.kind is Kind.TABLE:
         return f"file:{_absolute(source.path)}"
     return f"{_absolute(source.path)}:{source.function}" if source.is_own else text
+
+
+def _phase(text: str) -> str:
+    """A phase of `pipeline.semantics_schedule`, which may be `PATH.py:FUNCTION` and a length."""
+    own = re.fullmatch(r"(.+\.py:\w+?)((?::[\d.]+)?)", text.strip())
+    return f"{_own_file(own[1])}{own[2]}" if own else text
 
 
 def _source(source: str) -> str:

@@ -184,7 +184,7 @@ class ModelConfig(Checked, prefix="config.model."):
 class MeshConfig(Checked, prefix="config.mesh."):
     """Devices along each axis of the mesh (`AXES`). The product is the number of devices the run uses.
 
-    The planner has it as a key; so set fields only before anything else has the object.
+    Hashable, since caches of the planner use it as a key: do not set fields of a mesh that a layout has.
     """
 
     data: int = 1  # replicas of the model, each with an equal part of the batch
@@ -205,6 +205,11 @@ class MeshConfig(Checked, prefix="config.mesh."):
         return {axis: getattr(self, axis) for axis in AXES}
 
     @property
+    def text(self) -> str:
+        """The sizes for people: 'data=2 × pipe=4 × tensor=1'."""
+        return " × ".join(f"{axis}={size}" for axis, size in self.sizes.items())
+
+    @property
     def placement_order(self) -> tuple[str, ...]:
         """The axes in the order in which devices are numbered: the first varies slowest, `tensor` fastest."""
         return self.outermost, *(axis for axis in AXES if axis != self.outermost)
@@ -215,12 +220,12 @@ class MeshConfig(Checked, prefix="config.mesh."):
         return math.prod(getattr(self, inner) for inner in order[order.index(axis) + 1 :])
 
     def along(self, *axes: str) -> "MeshConfig":
-        """The devices of this mesh along some axes: one along each other axis, and no axis but `data` outermost."""
+        """This mesh with one device along each other axis, and `data` outermost; it keeps `sequence_parallel`."""
         return _along(self, axes)
 
     @property
     def plain(self) -> "MeshConfig":
-        """The same devices without sequence parallelism."""
+        """The same devices in the same order, without sequence parallelism and collective matmul."""
         return _plain(self)
 
     @property

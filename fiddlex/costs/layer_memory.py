@@ -17,7 +17,7 @@ from fiddlex.config.values.stash import SAME
 from fiddlex.costs.backend import Backend
 from fiddlex.costs.saved import Saved
 from fiddlex.hardware.flash import BLOCKED, SPLASH, block_length
-from fiddlex.models.registry import describe
+from fiddlex.models.registry import network_of
 from fiddlex.models.spec import MASK_ROW, Activation, Attention, Branch, Norm, Operation, Product, Residual
 from fiddlex.models.task_sizes import task_of
 
@@ -80,7 +80,7 @@ class LayerMemory:
     @classmethod
     def of(cls, config: Config, backend: Backend) -> "LayerMemory":
         """The memory of the layers of a config."""
-        model, tensor, network = config.model, config.mesh.tensor, describe(config)
+        model, tensor, network = config.model, config.mesh.tensor, network_of(config)
         tokens, itemsize = num_sequences(config) * model.seq_len, ITEMSIZES[model.dtype]
         attention = network.attention
         statistics = tokens * attention.heads // tensor
@@ -358,7 +358,7 @@ def outside_layers(config: Config, backend: Backend) -> int:
     activations that it scores, with their gradients. The embedding's backward pass holds the gradient of the table's
     slice, V·H, in float32, before and, unless `Backend.scatters_in_place`, after it adds rows to this gradient.
     """
-    network, itemsize = describe(config), ITEMSIZES[config.model.dtype]
+    network, itemsize = network_of(config), ITEMSIZES[config.model.dtype]
     columns = config.padded_vocab_size // config.mesh.vocab_shards
     tokens = num_sequences(config) * config.model.seq_len
     scored = num_sequences(config) * network.task.num_scored

@@ -17,7 +17,7 @@ from fiddlex.config import Config
 from fiddlex.costs.backend import TPU, Backend
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, num_sequences, outside_layers
 from fiddlex.costs.weight_memory import WeightBytes, weight_bytes
-from fiddlex.models.registry import describe
+from fiddlex.models.registry import network_of
 from fiddlex.models.task_sizes import example_fields
 from fiddlex.schedules.buffers import IN_TRANSIT, Sizes
 from fiddlex.schedules.placement import LayerPlacement
@@ -155,7 +155,7 @@ def scoring_memory(config: Config, placement: LayerPlacement, backend: Backend) 
     """
     weights = weight_bytes(config, placement.rows_per_rank, backend)
     columns = config.padded_vocab_size // config.mesh.vocab_shards
-    scored = num_sequences(config) * describe(config).task.num_scored
+    scored = num_sequences(config) * network_of(config).task.num_scored
     return Memory(
         weights=weights.master,
         optimizer=0,

@@ -7,7 +7,7 @@ numbers are those of the config's model, whatever the mesh; they leave out rows 
 """
 
 from fiddlex.config import Config, ModelConfig
-from fiddlex.models.registry import describe
+from fiddlex.models.registry import network_of
 from fiddlex.models.spec import Network, Product, leaves
 
 
@@ -19,7 +19,7 @@ def num_parameters(config: Config) -> int:
     BERT also has two token types, 2h; the head of masked tokens, h² + 3h + V; and the head of labels, h² + h for the
     pooler and hc + c for c classes, or h to score a choice.
     """
-    network = describe(config)
+    network = network_of(config)
     layer = sum(each.size for each in leaves(network.layer))
     return network.num_layers * layer + sum(each.size for each in network.outer)
 
@@ -48,7 +48,7 @@ def model_flops(config: Config) -> float:
     - BERT's labels: 2B(h² + hc) for the pooler and c classes, two for sentence pairs. In multiple choice an example has
       k sequences, so that the head takes 2Bk(h² + h) and everything before it k times as much.
     """
-    network = describe(config)
+    network = network_of(config)
     return 3.0 * config.data.global_batch_size * (_layers_flops(network, config) + _head_flops(network))
 
 
@@ -58,7 +58,7 @@ def hardware_flops(config: Config) -> float:
     They are `model_flops` plus the layers' forward pass once more; the step does not recompute the head. A GPT with
     f = 4h takes 96Bslh²(1 + s/(6h) + V/(16lh)): section 5.1 and appendix.
     """
-    return model_flops(config) + config.data.global_batch_size * _layers_flops(describe(config), config)
+    return model_flops(config) + config.data.global_batch_size * _layers_flops(network_of(config), config)
 
 
 def _layers_flops(network: Network, config: Config) -> int:

@@ -12,7 +12,7 @@ from fiddlex.config.user_code.own_rules import rule_function
 from fiddlex.config.values.schedule_source import is_function
 from fiddlex.costs.backend import Backend
 from fiddlex.costs.layer_memory import ITEMSIZES
-from fiddlex.models.registry import describe
+from fiddlex.models.registry import network_of
 from fiddlex.models.spec import Parameter, leaves
 from fiddlex.parallel.axes import largest_dimension, num_shards
 
@@ -66,7 +66,7 @@ def num_moments(optimizer: str, momentum: float, *, matrix: bool = True) -> int:
 
 def device_parameters(config: Config, rows: int) -> int:
     """The number of weights with which a device computes, where it holds `rows` rows of the stacked layers."""
-    network = describe(config)
+    network = network_of(config)
     return rows * _elements(leaves(network.layer), config) + _elements(network.outer, config)
 
 
@@ -150,7 +150,7 @@ def weight_bytes(config: Config, rows: int, backend: Backend) -> WeightBytes:
 
     The bytes of the train state (`master`, `optimizer` and `host`) include the backend's padding.
     """
-    network = describe(config)
+    network = network_of(config)
     layer, outer = list(leaves(network.layer)), list(network.outer)
     stored = [_Stored.of(each, config, backend, rows=rows) for each in layer]
     stored += [_Stored.of(each, config, backend) for each in outer]

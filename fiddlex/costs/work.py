@@ -23,7 +23,7 @@ from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, WORD, LayerMemory, nu
 from fiddlex.hardware.chips import Chip
 from fiddlex.hardware.pieces import num_pieces
 from fiddlex.models import spec
-from fiddlex.models.registry import describe
+from fiddlex.models.registry import network_of
 
 
 class MatrixProduct(NamedTuple):
@@ -116,7 +116,7 @@ def update_work(config: Config) -> Work:
     """
     if config.optimizer.name != "muon":
         return Work()
-    network, mesh = describe(config), config.mesh
+    network, mesh = network_of(config), config.mesh
     layers, devices = -(-network.num_layers // mesh.pipe), mesh.tensor * (mesh.data if config.optimizer.zero1 else 1)
     products: list[MatrixProduct] = []
     for parameter in spec.leaves(network.layer):
@@ -286,7 +286,7 @@ class _Sizes:
         length = model.seq_len // tensor
         pieces = num_pieces(num_sequences(config), length, tensor, in_blocks=in_blocks)
         return cls(
-            network=describe(config),
+            network=network_of(config),
             num_sequences=num_sequences(config),
             seq_len=model.seq_len,
             tensor=tensor,

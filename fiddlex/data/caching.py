@@ -16,7 +16,7 @@ from fiddlex.data.counts import DataCounts
 from fiddlex.data.documents import file_states
 from fiddlex.data.examples import ExampleSource
 from fiddlex.data.sample_cache import Cache, CachedStore, MemoryCache
-from fiddlex.data.stages import StagedExamples
+from fiddlex.data.staged_examples import StagedExamples
 from fiddlex.data.tokenizers import tokenizer_digest
 
 _GIB = 2**30

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from fiddlex.data.bad_lines import BadLineError, checked_choices, choice_index, text_of, value_of
 from fiddlex.data.ragged import Ragged, encode_rows
 from fiddlex.data.tables import Table, read_table
 from fiddlex.data.tokenizers import Tokenizer, begun, warn_of_unknown
-from fiddlex.data.values import BadLineError, checked_choices, choice_index, text_of, value_of
 from fiddlex.errors import DataError
 from fiddlex.terminal.readable import counted
 

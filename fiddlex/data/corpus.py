@@ -26,8 +26,8 @@ from fiddlex.cluster import processes
 from fiddlex.config import DataConfig
 from fiddlex.config.values.source import is_megatron, kind_of
 from fiddlex.data.array_records import read_array_records
-from fiddlex.data.arrow_datasets import read_dataset
 from fiddlex.data.documents import Document, file_states, read_stdlib, read_text
+from fiddlex.data.huggingface_datasets import read_dataset
 from fiddlex.data.megatron.source import whole_stream
 from fiddlex.data.text_rows import TextRows, evaluation_split, read_documents, training_split
 from fiddlex.data.token_buffer import TokenBuffer

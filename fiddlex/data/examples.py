@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fiddlex.data.stages import StagedExamples
+from fiddlex.data.staged_examples import StagedExamples
 from fiddlex.errors import DataError
 
 

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fiddlex.config import DataConfig
+from fiddlex.data.bad_lines import BadLineError, checked_choices, choice_index, text_of, value_of
 from fiddlex.data.tables import Table, read_table
-from fiddlex.data.values import BadLineError, checked_choices, choice_index, text_of, value_of
 from fiddlex.errors import ConfigError, DataError
 from fiddlex.terminal.readable import shown
 

@@ -7,7 +7,7 @@ tokens and only draw new masks. Memory holds a few numbers for each document and
 import numpy as np
 
 from fiddlex.data.masking import Masker, example_rng
-from fiddlex.data.stages import StagedExamples
+from fiddlex.data.staged_examples import StagedExamples
 from fiddlex.data.token_kinds import SpecialTokens
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.data.tokenizers import Tokenizer

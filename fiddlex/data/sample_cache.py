@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from fiddlex.data.counts import FETCHED, HITS, DataCounts
-from fiddlex.data.stages import DirectStore, Read, Store
+from fiddlex.data.staged_examples import DirectStore, Read, Store
 
 OBJECT_BYTES = 256  # of an array, its number and its entry, in addition to its tokens
 _SOURCE_SHIFT = 48  # a key has the number of the source above this bit, and that of the sample below

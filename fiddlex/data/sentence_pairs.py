@@ -9,7 +9,7 @@ Invariant: an example is a function of seed, epoch and index. Memory holds a few
 import numpy as np
 
 from fiddlex.data.masking import Masker, example_rng
-from fiddlex.data.stages import StagedExamples
+from fiddlex.data.staged_examples import StagedExamples
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.data.tokenizers import Tokenizer
 from fiddlex.errors import DataError

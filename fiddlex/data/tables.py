@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fiddlex.data.values import MISSING_KEY, BadLineError, nearest
+from fiddlex.data.bad_lines import MISSING_KEY, BadLineError, nearest
 from fiddlex.errors import DataError
 from fiddlex.terminal.readable import counted, shown
 

@@ -10,12 +10,12 @@ from typing import Protocol
 
 import numpy as np
 
+from fiddlex.data.bad_lines import BadLineError
 from fiddlex.data.labelled_texts import TaskRow
 from fiddlex.data.ragged import Ragged, encode_rows
 from fiddlex.data.statistics import class_shares
 from fiddlex.data.tables import Table
 from fiddlex.data.tokenizers import Tokenizer, warn_of_unknown
-from fiddlex.data.values import BadLineError
 from fiddlex.errors import ConfigError
 from fiddlex.terminal.readable import counted
 

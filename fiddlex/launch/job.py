@@ -130,8 +130,8 @@ def make_job(
       options: what the user has chosen.
 
     Raises:
-      ConfigError: when the devices do not fill the mesh, hosts, processes or slices; for other chips;
-        or for a name, workdir or variable that job files cannot have.
+      ConfigError: when the devices do not fill the mesh, hosts, processes or slices; for chips that
+        are neither TPUs nor GPUs of NVIDIA; or for a name, workdir or variable that job files cannot have.
     """
     if topology and not topology.platform:
         raise ConfigError(
@@ -176,8 +176,7 @@ def _check_mesh(config: Config, num_devices: int) -> None:
     else:
         remedy = f"Choose sizes with a product of {num_devices}, or --num_devices={mesh.num_devices}"
     raise ConfigError(
-        f"mesh data={mesh.data} × pipe={mesh.pipe} × tensor={mesh.tensor} has {counted(mesh.num_devices, 'device')}, "
-        f"and --num_devices={num_devices}. {remedy}."
+        f"mesh {mesh.text} has {counted(mesh.num_devices, 'device')}, and --num_devices={num_devices}. {remedy}."
     )
 
 

@@ -11,7 +11,7 @@ from fiddlex.hardware.flash import BLOCKED, CUDNN, WIDE_CAPABILITY, FlashKernel,
 from fiddlex.models.attention import same_segment
 from fiddlex.models.blocked_attention import blocked_attention
 from fiddlex.models.context import AttentionKernel
-from fiddlex.models.registry import describe
+from fiddlex.models.registry import network_of
 from fiddlex.models.splash import Sizes, splash_attention
 from fiddlex.models.task_sizes import example_fields
 
@@ -30,7 +30,7 @@ def make_kernel(config: Config, mesh: Mesh) -> AttentionKernel | None:
     name = kernel_on(mesh, config, dropout=False).name
     if not name:
         return None
-    causal = describe(config).attention.causal
+    causal = network_of(config).attention.causal
     if name == BLOCKED:
         return blocked_attention(causal=causal)
     return functools.partial(_cudnn, causal=causal) if name == CUDNN else make_splash(config)
@@ -43,7 +43,7 @@ def make_splash(config: Config, *, interpret: bool = False) -> AttentionKernel:
     return splash_attention(
         Sizes(model.seq_len, model.num_heads // tensor, kv_heads, model.head_size),
         jnp.dtype(model.dtype),
-        causal=describe(config).attention.causal,
+        causal=network_of(config).attention.causal,
         segmented="segments" in example_fields(config),
         interpret=interpret,
     )

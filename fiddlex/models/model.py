@@ -18,7 +18,7 @@ from fiddlex.config import Config
 from fiddlex.models.context import Context
 from fiddlex.models.embedding import embed
 from fiddlex.models.layers import transformer_layer
-from fiddlex.models.registry import describe
+from fiddlex.models.registry import network_of
 from fiddlex.models.weights import Weights, initial_weights, logical_axes
 
 Batch = dict[str, Any]
@@ -43,7 +43,7 @@ class Model(abc.ABC):
     WEIGHTS: ClassVar[dict[str, str]] = {"tokens": "weights", "labels": "label_weights"}
 
     def __init__(self, config: Config):
-        self.config, self.network = config.model, describe(config)
+        self.config, self.network = config.model, network_of(config)
         self._vocab_rows = config.padded_vocab_size
         task = self.network.task
         self.parts = ("tokens",) * bool(task.num_scored) + ("labels",) * bool(task.num_outputs)

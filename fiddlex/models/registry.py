@@ -21,7 +21,7 @@ _MOST_KEPT = 1024  # descriptions; a planner asks for that of a few meshes thous
 _kept: dict[tuple[object, ...], Network] = {}
 
 
-def describe(config: Config) -> Network:
+def network_of(config: Config) -> Network:
     """The description of a config's network, which depends on the sections `model`, `mesh` and `data` alone.
 
     Raises:
@@ -44,7 +44,7 @@ def make_model(config: Config) -> "Model":
     """The model that computes the network of a config.
 
     Raises:
-      ConfigError: when `describe` would raise it, or when the family has no model that computes its network.
+      ConfigError: when `network_of` would raise it, or when the family has no model that computes its network.
     """
     model: Model = _function(config.model.family, "model", family(config.model.family).model)(config)
     return model

@@ -32,7 +32,7 @@ def zero_spec(spec: P, shape: Sequence[int], config: MeshConfig) -> P:
     """
     if config.data == 1:
         return spec
-    return _spread(spec, shape, ("data",), {"data": config.data, "pipe": config.pipe, "tensor": config.tensor})
+    return _spread(spec, shape, ("data",), config.sizes)
 
 
 def whole_rows_spec(spec: P, shape: Sequence[int], sizes: Mapping[str, int]) -> P:

@@ -14,9 +14,9 @@ from jax import lax
 
 from fiddlex.pipeline.carry import Carry, PipelineWeights
 from fiddlex.pipeline.engine import Engine, PipelineModel
-from fiddlex.pipeline.periods import run_periods
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Cache
+from fiddlex.pipeline.streamed_weights import run_periods
 from fiddlex.schedules.lowering import Lowered
 from fiddlex.schedules.pipeline_spec import make_spec
 from fiddlex.schedules.placement import LayerPlacement

@@ -18,8 +18,8 @@ from fiddlex.config.overrides import replaced
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.weight_memory import device_parameters
 from fiddlex.errors import ConfigError
+from fiddlex.planner.auto_schedule import AUTO, Memory, Settled, find_schedule
 from fiddlex.planner.cost_model import CostModel
-from fiddlex.planner.found import AUTO, Memory, Settled, find_schedule
 from fiddlex.planner.layouts import Layout, Problem, layouts, schedules
 from fiddlex.planner.plans import Plan, plan_of, score
 from fiddlex.planner.predict import needed_memory, pipeline_of

@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fiddlex.config import Config, MeshConfig, PipelineConfig
@@ -28,9 +28,10 @@ from fiddlex.costs.work import Work, edge_work, exchanged_work, layer_work, upda
 from fiddlex.hardware.links import Link
 from fiddlex.hardware.pieces import num_blocks, num_ways, runs_in_blocks
 from fiddlex.hardware.topology import Topology
-from fiddlex.models.registry import describe
+from fiddlex.models.registry import network_of
 from fiddlex.models.spec import Product
 from fiddlex.planner.communication import (
+    Share,
     all_gather_s,
     all_gather_shares,
     all_reduce_s,
@@ -230,20 +231,20 @@ class CostModel:
             ("pipe", 8 * m, part),
             ("tensor", 4 * m, whole),
         ]
-        again, around = m * layers * self._reductions, 0
+        again = m * layers * self._reductions  # under collective matmul, for each sum one input is gathered again
+        around: list[tuple[str, int, Iterator[Share]]] = []
         if not mesh.collective_matmul:
             gathered.append(("tensor", in_layers, whole))
-        elif self._in_blocks:  # each block waits for the links by itself, and no block does when all come again
+        else:
             pieces = self._exchanged_once(mesh.along("tensor"), examples).pieces
-            gathered += [("tensor", pieces * in_layers, whole / pieces), ("tensor", again, whole)]
-        else:  # for each sum of results, one input is gathered again
-            around = in_layers + again
+            if self._in_blocks:  # each block waits for the links by itself, and no block does when all come again
+                gathered += [("tensor", pieces * in_layers, whole / pieces), ("tensor", again, whole)]
+            else:
+                rings = ring_shares(whole, links.rings["tensor"], ways=pieces)
+                around.append(("tensor", in_layers + again, rings))
         shares = [(axis, times, all_gather_shares(size, links.rings[axis])) for axis, times, size in gathered]
-        if around:
-            pieces = self._exchanged_once(mesh.along("tensor"), examples).pieces
-            shares.append(("tensor", around, ring_shares(whole, links.rings["tensor"], ways=pieces)))
         sent: dict[tuple[str, Link], list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for axis, times, of_links in shares:
+        for axis, times, of_links in shares + around:
             for link, size, seconds in of_links:
                 sent[axis, link][0] += times * size
                 sent[axis, link][1] += times * seconds
@@ -328,7 +329,7 @@ class CostModel:
 
     @functools.cached_property
     def _products(self) -> list[Product]:
-        return [each for each in describe(self._config).operations if isinstance(each, Product)]
+        return [each for each in network_of(self._config).operations if isinstance(each, Product)]
 
     @property
     def _row_bytes(self) -> int:

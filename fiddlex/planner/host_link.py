@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fiddlex.config import Config
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES
 from fiddlex.costs.weight_memory import local_shape, master_shape, num_moments
-from fiddlex.models.registry import describe
+from fiddlex.models.registry import network_of
 from fiddlex.models.spec import leaves
 
 
@@ -30,7 +30,7 @@ class LayerBytes(NamedTuple):
 
 def layer_bytes(config: Config) -> LayerBytes:
     """The bytes of a layer of a config."""
-    matrices = [each for each in leaves(describe(config).layer) if each.decays]
+    matrices = [each for each in leaves(network_of(config).layer) if each.decays]
     local, reduced = (sum(math.prod(shape(each, config)) for each in matrices) for shape in (local_shape, master_shape))
     return LayerBytes(local * ITEMSIZES[config.model.dtype], reduced * FLOAT32)
 

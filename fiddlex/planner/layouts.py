@@ -12,6 +12,7 @@ planner offers collective matmul. With `optimizer.offload`, every layout flushes
 gives a valid config.
 """
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -28,7 +29,7 @@ from fiddlex.costs.backend import backend_of
 from fiddlex.errors import ScheduleError
 from fiddlex.hardware.pieces import num_blocks, runs_in_blocks
 from fiddlex.hardware.topology import Topology
-from fiddlex.models.registry import describe
+from fiddlex.models.registry import network_of
 from fiddlex.models.spec import Product
 from fiddlex.planner.closed_forms import Shape
 from fiddlex.planner.cost_model import EFFICIENCY
@@ -138,11 +139,14 @@ class Layout(NamedTuple):
             num_chunks=self.chunks,
             num_microbatches=self.num_microbatches,
         )
-        return dataclasses.replace(config, mesh=self.mesh, pipeline=pipeline)
+        return dataclasses.replace(config, mesh=copy.copy(self.mesh), pipeline=pipeline)  # keys stay as they are
 
 
 def planned_pipeline(config: Config, semantics: str, recompute: str = "none", **fields: Any) -> PipelineConfig:
-    """A plan's pipeline: `fields`, what is kept of that of `config`, `planned_stash` and `planned_prediction`."""
+    """The pipeline section of a plan.
+
+    Where stash and weights wait is as in `config`; `planned_stash` and `planned_prediction` say what else it keeps.
+    """
     return PipelineConfig(
         semantics=semantics,
         recompute=recompute,
@@ -182,14 +186,14 @@ def layouts(problem: Problem) -> Iterator[Layout]:
     flash = backend_of(problem.topology.compiler).flash_kernel(problem.config.model).name
     modes = recompute_choices(problem.config, flash=bool(flash))
     variant = functools.cache(dataclasses.replace)  # gives equal meshes as one object, which caches find fastest
-    for plain in meshes(problem):
-        parallel = (False, True) if splits_sequence(problem, plain.tensor) else (False,)
-        orders = outermost_axes(problem, plain)
-        for number, sequence in itertools.product(_divisors(batch // plain.data), parallel):
-            matmuls = matmul_choices(problem, sequence, plain.tensor, batch // plain.data // number)
-            for schedule, chunks, semantics in _pipelines(problem, plain.pipe, number):
+    for sizes in meshes(problem):
+        parallel = (False, True) if splits_sequence(problem, sizes.tensor) else (False,)
+        orders = outermost_axes(problem, sizes)
+        for number, sequence in itertools.product(_divisors(batch // sizes.data), parallel):
+            matmuls = matmul_choices(problem, sequence, sizes.tensor, batch // sizes.data // number)
+            for schedule, chunks, semantics in _pipelines(problem, sizes.pipe, number):
                 for recompute, outermost, matmul in itertools.product(modes, orders, matmuls):
-                    mesh = variant(plain, sequence_parallel=sequence, outermost=outermost, collective_matmul=matmul)
+                    mesh = variant(sizes, sequence_parallel=sequence, outermost=outermost, collective_matmul=matmul)
                     yield Layout(mesh, schedule, chunks, number, semantics, recompute)
 
 
@@ -203,7 +207,7 @@ def meshes(problem: Problem) -> Iterator[MeshConfig]:
             for pipe in _divisors(devices // tensor):
                 data = devices // tensor // pipe
                 if pipe <= model.num_layers and batch % data == 0:
-                    yield MeshConfig(data, pipe, tensor)
+                    yield MeshConfig(data=data, pipe=pipe, tensor=tensor)
 
 
 def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
@@ -257,7 +261,7 @@ def recompute_choices(config: Config, *, flash: bool) -> tuple[str, ...]:
       config: the config of the model.
       flash: whether attention runs in a fused kernel, which recomputes its inside anyway.
     """
-    made = {each.made_by for each in describe(config).operations if isinstance(each, Product)}
+    made = {each.made_by for each in network_of(config).operations if isinstance(each, Product)}
     useful = {"attention": not flash, "masks": config.model.dropout > 0}
     parts = [part for part in PARTS if useful.get(part, part in made)]
     lists = itertools.chain.from_iterable(itertools.combinations(parts, size) for size in range(len(parts) + 1))

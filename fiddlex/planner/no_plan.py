@@ -40,8 +40,8 @@ def least_bytes(problem: Problem) -> int:
     """
     backend, batch = backend_of(problem.topology.compiler), problem.config.data.global_batch_size
     least = []
-    for plain in meshes(problem):
-        mesh = dataclasses.replace(plain, sequence_parallel=splits_sequence(problem, plain.tensor))
+    for sizes in meshes(problem):
+        mesh = dataclasses.replace(sizes, sequence_parallel=splits_sequence(problem, sizes.tensor))
         config = Layout(mesh, "1f1b", 1, batch // mesh.data, "sync", FULL).applied(problem.config)
         rows = -(-config.model.num_layers // mesh.pipe)
         weights, layer = weight_bytes(config, rows, backend), LayerMemory.of(config, backend)

@@ -83,7 +83,9 @@ class Entry:
     @property
     def mesh(self) -> MeshConfig:
         """The mesh of the measurement."""
-        return MeshConfig(1, 1, self.tensor, self.sequence_parallel, collective_matmul=self.collective_matmul)
+        return MeshConfig(
+            tensor=self.tensor, sequence_parallel=self.sequence_parallel, collective_matmul=self.collective_matmul
+        )
 
     def config(self) -> Config:
         """A config of one microbatch of this shape."""

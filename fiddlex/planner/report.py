@@ -11,7 +11,7 @@ from fiddlex.config.sections import AXES, OUTERMOST_AXES
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
-from fiddlex.planner.found import AUTO
+from fiddlex.planner.auto_schedule import AUTO
 from fiddlex.planner.layouts import Layout, Problem, outermost_axes
 from fiddlex.planner.plans import Plan
 from fiddlex.planner.search import Found, evaluate
@@ -301,7 +301,7 @@ def layout_text(layout: Layout) -> str:
 
 def _devices_along(axis: str, plan: Plan) -> str:
     mesh = plan.layout.mesh
-    return f"{mesh.sizes[axis]}{exchange_text(mesh) * (axis == AXES[-1])}"
+    return f"{mesh.sizes[axis]}{exchange_text(mesh) * (axis == 'tensor')}"
 
 
 def exchange_text(mesh: MeshConfig) -> str:

@@ -19,9 +19,9 @@ from fiddlex.costs.utilisation import topology_of
 from fiddlex.hardware.chips import Chip, HostMemory
 from fiddlex.hardware.links import Link
 from fiddlex.hardware.topology import Topology
+from fiddlex.planner.auto_schedule import AUTO, Memory, Settled, find_schedule
 from fiddlex.planner.balance import Balanced, balance
 from fiddlex.planner.cost_model import CostModel
-from fiddlex.planner.found import AUTO, Memory, Settled, find_schedule
 from fiddlex.planner.layouts import HEADROOM
 from fiddlex.planner.predict import StepModel
 from fiddlex.planner.profile import Profile, ProfiledCostModel

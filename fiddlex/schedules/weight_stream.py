@@ -10,10 +10,10 @@ and come back from the last chunk to chunk 0. Then chunk c always has place c mo
 the forward passes, and all but the last two again in the backward passes, since these two are still there. So 2v − 2
 chunks of weights and v chunks of gradients cross the link in a batch, whatever the number of microbatches.
 
-Copies to and from the host cannot be conditional (`fiddlex.pipeline.periods`). Therefore a copy of a few rows, a
-transfer, starts every few ticks, a period, each way. Weights that arrive replace those of the chunk before the present
-one at the end of the period. Gradients leave from the start of the period on. Chunk 0 has no period: its weights come
-before the first tick, and its gradients go after the last.
+Copies to and from the host cannot be conditional (`fiddlex.pipeline.streamed_weights`). Therefore a copy of a few rows,
+a transfer, starts every few ticks, a period, each way. Weights that arrive replace those of the chunk before the
+present one at the end of the period. Gradients leave from the start of the period on. Chunk 0 has no period: its
+weights come before the first tick, and its gradients go after the last.
 """
 
 import dataclasses

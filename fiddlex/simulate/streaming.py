@@ -2,10 +2,10 @@
 
 A period of ticks (`fiddlex.schedules.weight_stream`) copies as many rows of weights from the host and as many rows of
 gradients to it, needed or not. The copies go on beside the ticks, and the next period begins once both have ended
-(`fiddlex.pipeline.periods`). The link carries both directions at once, each at its full speed. What forwards save may
-cross the same link, as much in every tick each way. So a period lasts at least as long as all that crosses the link in
-one direction. The weights of chunk 0 come before the first tick and its gradients go after the last tick, with nothing
-beside them.
+(`fiddlex.pipeline.streamed_weights`). The link carries both directions at once, each at its full speed. What forwards
+save may cross the same link, as much in every tick each way. So a period lasts at least as long as all that crosses the
+link in one direction. The weights of chunk 0 come before the first tick and its gradients go after the last tick, with
+nothing beside them.
 """
 
 from typing import NamedTuple

@@ -269,7 +269,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _terminate(number: int, frame: FrameType | None) -> None:
     """Handles SIGTERM and SIGUSR1: raises Stopped, or tries again a moment later where Python would ignore it."""
     if not interrupts.postponed(number):
-        interrupts.interrupt(Stopped, 128 + number)
+        interrupts.interrupt(Stopped, number)
 
 
 def _end_library_log(*, failed: bool) -> None:

@@ -98,7 +98,7 @@ def interrupt(error: type[BaseException], *arguments: object) -> NoReturn:
     """
     _is_interrupted.set()
     if _is_watching.is_set() and any(frame.f_code.co_filename == _IMPORT for frame in _frames()):
-        _leave(signal.SIGINT if error is KeyboardInterrupt else signal.Signals(int(str(arguments[0])) - 128))
+        _leave(signal.SIGINT if error is KeyboardInterrupt else signal.Signals(int(str(arguments[0]))))
     tell()
     raise error(*arguments)
 

@@ -1,1 +1,1 @@
-"""What commands alone use: analyses and tools beside training. Nothing else imports them."""
+"""What commands alone use: analyses and tools beside training. No other package of fiddlex imports them."""

@@ -30,7 +30,7 @@ from fiddlex.data.blended_examples import BlendedExamples
 from fiddlex.data.examples import ExampleSource
 from fiddlex.data.loader import Batch, Loader, prefetched
 from fiddlex.data.sample_cache import OBJECT_BYTES
-from fiddlex.data.stages import Read, StagedExamples, Store
+from fiddlex.data.staged_examples import Read, StagedExamples, Store
 from fiddlex.terminal.readable import readable_time
 
 FETCH, PREPARE, DEVICES = "fetch", "prepare", "devices"

@@ -40,8 +40,8 @@ from fiddlex.train.run.kept_schedule import with_kept_schedule
 from fiddlex.train.run.records.goodput import Goodput
 from fiddlex.train.run.records.metrics import MetricsWriter
 from fiddlex.train.run.records.outcome import Outcome
-from fiddlex.train.run.records.reporter import Reporter
 from fiddlex.train.run.records.reports import Reports
+from fiddlex.train.run.records.terminal_lines import Reporter
 from fiddlex.train.run.records.wandb_run import WandbRun
 from fiddlex.train.run.transfer.original import inherit_original
 from fiddlex.train.run_steps import RunSteps, is_due

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 
 from fiddlex.cluster import processes
-from fiddlex.cluster.mesh import make_mesh, num_cores, request_devices, sizes
+from fiddlex.cluster.mesh import make_mesh, num_cores, request_devices
 from fiddlex.config import Config
 from fiddlex.data import Batch, ExampleSource
 from fiddlex.data.dataset import Dataset, load_dataset
@@ -180,7 +180,7 @@ def _start(case: TimedCase, dataset: Dataset, *, force: bool) -> Callable[[], ob
         "Ready to measure after %s: %s of %s, schedule %s, num_microbatches %d.",
         readable_time(time.monotonic() - start_s),
         "the forward pass" if case.forward_only else "the train step",
-        sizes(case.config.mesh),
+        f"mesh {case.config.mesh.text}",
         pipeline.schedule,
         pipeline.num_microbatches,
     )

@@ -22,8 +22,8 @@ import numpy as np
 
 import fiddlex
 from fiddlex.cluster import processes
-from fiddlex.cluster.freed_memory import keep_freed_memory
 from fiddlex.cluster.jax_settings import kept_settings
+from fiddlex.cluster.malloc_pages import keep_freed_memory
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.cluster.program_cache import counting_hits, keep_programs
 from fiddlex.config import Config
@@ -162,6 +162,9 @@ class Trainer:
 
         Returns:
           What this took; None when the step was already compiled.
+
+        Raises:
+          DeviceError: when the compiler refuses the step.
         """
         if self._compiled is not None:
             return None

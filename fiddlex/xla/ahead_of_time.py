@@ -121,7 +121,7 @@ def _dumped(folder: str, report: str) -> str:
 
 
 def read_shortage(message: str) -> Shortage:
-    """Parses XLA's message RESOURCE_EXHAUSTED, which gives first the device memory needed, then that available."""
+    """Parses XLA's message of too little memory, which may give first the bytes needed, then those available."""
     reason = message.splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
     sizes = [round(float(number) * _UNITS[unit]) for number, unit in _SIZE.findall(reason)]
     if "hbm" not in reason.lower() or len(sizes) < 2:  # not the device's main memory

@@ -15,8 +15,8 @@ import pytest
 
 from fiddlex.cluster import rendezvous
 from fiddlex.cluster.coordinator import SUSPECTED_S
-from fiddlex.cluster.rendezvous import Membership, StoppedError, meet, read_messages, send
-from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.cluster.rendezvous import Membership, meet, read_messages, send
+from fiddlex.errors import ConfigError, DeviceError, Stopped
 from fiddlex.terminal.interrupts import STOP_SIGNALS
 from tests.cluster.pods import free_port
 
@@ -307,7 +307,7 @@ def test_messages_are_lines_of_json() -> None:
 def test_a_signal_during_the_meeting_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(lines: TextIO) -> Iterator[dict[str, object]]:
         if threading.current_thread().name.endswith("_1"):  # of rank 1
-            raise StoppedError(15)
+            raise Stopped(15)
         return read_messages(lines)
 
     monkeypatch.setattr(rendezvous, "read_messages", stopped)

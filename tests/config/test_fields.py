@@ -6,7 +6,7 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.config.fields import FAMILY, MEANING, RUN, SHAPES, WEIGHTS, paths, short_names
 from fiddlex.config.overrides import FLUSHED, replaced
-from fiddlex.models.registry import describe
+from fiddlex.models.registry import network_of
 from fiddlex.models.spec import Parameter
 
 BASES = {
@@ -27,7 +27,7 @@ OTHERS = {  # by the base in which the field matters: another value
 
 
 def shapes(config: Config) -> object:
-    network = describe(config)
+    network = network_of(config)
     leaves = jax.tree.leaves_with_path(network.parts, is_leaf=lambda x: isinstance(x, Parameter))
     return config.model.num_layers, {jax.tree_util.keystr(path): each.shape for path, each in leaves}
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fiddlex.data.bad_lines import BadLineError, choice_index, text_of, value_of
 from fiddlex.data.tables import Table, UnfitFileError, read_table
-from fiddlex.data.values import BadLineError, choice_index, text_of, value_of
 from fiddlex.errors import DataError
 
 # What a cell of a TSV file may hold: no tab, and no line end; quotes and other separators of lines are characters.

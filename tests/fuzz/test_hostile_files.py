@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import models
 
 from fiddlex.config import Config
-from fiddlex.data import arrow_datasets, token_cache
+from fiddlex.data import huggingface_datasets, token_cache
 from fiddlex.data.megatron.index_file import IndexedTokens, open_indexed
 from fiddlex.data.megatron.order import document_order
 from fiddlex.data.preparation import inputs
@@ -164,13 +164,13 @@ def test_what_a_workdir_hands_on_are_the_files_that_fiddlex_knows(tmp_path: path
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x.arrow", "..", "", 3, "a/b"])
 def test_a_saved_dataset_names_files_of_its_folder(name: object, tmp_path: pathlib.Path) -> None:
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
-    arrow_datasets._check_saved(tmp_path)
+    huggingface_datasets._check_saved(tmp_path)
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}, {"filename": name}]}))
     with pytest.raises(ValueError, match=r"state\.json names .* which is not in its folder"):
-        arrow_datasets._check_saved(tmp_path)
+        huggingface_datasets._check_saved(tmp_path)
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
     with pytest.raises(ValueError, match=r"dataset_dict\.json names .* which is not in its folder"):
-        arrow_datasets._check_saved(tmp_path)
+        huggingface_datasets._check_saved(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tokenizers
 
+from fiddlex.config.files import load_config
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError
-from fiddlex.terminal.command_line import load_config
 from fiddlex.train.trainer import Trainer
 from tests.interop.folders import CONFIGS, make_folder
 

@@ -10,7 +10,7 @@ from fiddlex.config import Config
 from fiddlex.config.families import FAMILIES, Family
 from fiddlex.errors import ConfigError
 from fiddlex.models.descriptions import gpt
-from fiddlex.models.registry import describe, make_model
+from fiddlex.models.registry import make_model, network_of
 from fiddlex.models.spec import Attention, Network, Parameter, Product
 
 
@@ -66,7 +66,7 @@ def test_a_wrong_description_is_refused(
     config = Config()
     config.model.family = "mine"
     with pytest.raises(ConfigError) as error:
-        describe(config.validate())
+        network_of(config.validate())
     assert str(error.value).startswith("model.family=mine: ")
     assert message in str(error.value)
 
@@ -83,10 +83,10 @@ def test_what_a_family_names_must_be_there(named: Any, message: str, monkeypatch
     monkeypatch.setitem(FAMILIES, "mine", Family(("lm",), named, named))
     config = Config()
     config.model.family = "mine"
-    for make in (describe, make_model):
+    for make in (network_of, make_model):
         with pytest.raises(ConfigError) as error:
             make(config)
-        assert message.replace("network", "network" if make is describe else "model") in str(error.value)
+        assert message.replace("network", "network" if make is network_of else "model") in str(error.value)
 
 
 @pytest.mark.parametrize("objectives", [(), "lm", ("lm2",)])

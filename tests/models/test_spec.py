@@ -9,7 +9,7 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
-from fiddlex.models.registry import describe, make_model
+from fiddlex.models.registry import make_model, network_of
 from fiddlex.models.spec import leaves
 from tests.train.bert import of_task
 
@@ -21,9 +21,9 @@ def test_descriptions_import_no_jax() -> None:
         "import sys\n"
         "from fiddlex.config import Config\n"
         "from fiddlex.config.families import FAMILIES\n"
-        "from fiddlex.models.registry import describe\n"
+        "from fiddlex.models.registry import network_of\n"
         "config = Config()\n"
-        "for config.model.family in FAMILIES: describe(config)\n"
+        "for config.model.family in FAMILIES: network_of(config)\n"
         "sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -36,7 +36,7 @@ def test_weights_have_the_padded_shapes_and_the_axes_of_their_description(task: 
     model, rows = make_model(config.validate()), config.padded_vocab_size
     assert rows > config.model.vocab_size
     weights, axes = jax.eval_shape(lambda key: model.init(key, (0, -1, 1)), jax.random.key(0)), model.axes()
-    for part, parameters in describe(config).parts.items():
+    for part, parameters in network_of(config).parts.items():
         before = ((3,), ("layers",)) if part == "layers" else ((), ())
         shapes = [leaf.shape for leaf in jax.tree.leaves(weights[part])]
         assert shapes == [(*before[0], *each.padded(rows)) for each in jax.tree.leaves(parameters)]
@@ -48,7 +48,7 @@ def test_weights_have_the_padded_shapes_and_the_axes_of_their_description(task: 
 @pytest.mark.parametrize("task", TASKS)
 def test_initial_values_have_the_standard_deviations_of_their_description(task: str, tiny_config: Config) -> None:
     config = tiny_config if task == "lm" else of_task(tiny_config, task)
-    model, network = make_model(config.validate()), describe(config)
+    model, network = make_model(config.validate()), network_of(config)
     weights = jax.jit(lambda key: model.init(key, range(2)))(jax.random.key(0))
     for part, parameters in network.parts.items():
         for (path, each), leaf in zip(
@@ -67,6 +67,6 @@ def test_initial_values_have_the_standard_deviations_of_their_description(task: 
 
 def test_a_family_that_is_not_registered_is_told(tiny_config: Config) -> None:
     tiny_config.model.family = "gbt"
-    for ask in (tiny_config.validate, lambda: describe(tiny_config), lambda: make_model(tiny_config)):
+    for ask in (tiny_config.validate, lambda: network_of(tiny_config), lambda: make_model(tiny_config)):
         with pytest.raises(ConfigError, match=r"model\.family='gbt': there is no such family\. Did you mean 'gpt'"):
             ask()

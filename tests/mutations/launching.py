@@ -8,6 +8,20 @@ SHARES_GPUS = "tests/launch/test_runs.py::test_the_processes_of_a_host_share_its
 
 MUTATIONS = (
     Mutation(
+        "gpus-for-which-nothing-compiles-taken-for-other-chips",
+        "fiddlex/hardware/topology.py",
+        old='kind.startswith(("NVIDIA ", "Tesla "))',
+        new='kind.startswith("Tesla ")',
+        tests=("tests/launch/test_job_files.py::test_clusters_take_manifests_of_all_topologies",),
+    ),
+    Mutation(
+        "functions-in-phases-left-relative-in-job-files",
+        "fiddlex/config/paths.py",
+        old='return f"{_own_file(own[1])}{own[2]}" if own else text',
+        new="return text",
+        tests=("tests/launch/test_job_files.py::test_a_run_in_another_folder_finds_every_path",),
+    ),
+    Mutation(
         "chips-of-a-pod-counted-as-devices",
         "fiddlex/launch/jobset.py",
         old="job.devices_per_process // job.topology.chip.devices_per_chip",

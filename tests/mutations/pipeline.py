@@ -124,14 +124,14 @@ MUTATIONS = (
     ),
     Mutation(
         "rows-arrive-in-the-place-of-the-chunk-that-runs",
-        "fiddlex/pipeline/periods.py",
+        "fiddlex/pipeline/streamed_weights.py",
         old="in_turn(first, turn) % number",
         new="(in_turn(first, turn) + number // 2) % number",
         tests=(STREAMED,),
     ),
     Mutation(
         "the-first-chunks-gradient-stays-behind",
-        "fiddlex/pipeline/periods.py",
+        "fiddlex/pipeline/streamed_weights.py",
         old="gradients = _stored(gradients, carry, 0, rows_per_chunk)",
         new="gradients = _stored(gradients, carry, 0, 1)",
         tests=(STREAMED,),

@@ -171,8 +171,8 @@ MUTATIONS = (
     Mutation(
         "input-gathered-again-for-nothing",
         "fiddlex/planner/cost_model.py",
-        old="around = in_layers + again",
-        new="around = in_layers",
+        old='("tensor", in_layers + again, rings)',
+        new='("tensor", in_layers, rings)',
         tests=("tests/costs/test_exchanged_work.py::test_products_and_hops_of_a_layer_are_those_of_the_program",),
     ),
     Mutation(

@@ -82,17 +82,17 @@ MUTATIONS = (
     ),
     Mutation(
         "a-cap-that-never-falls",
-        "fiddlex/planner/found.py",
+        "fiddlex/planner/auto_schedule.py",
         old="cap = max(min(cap, slots / chunks) - spare / chunks, 1.0) if left > 1 else 1.0",
         new="pass",
-        tests=("tests/planner/test_found.py::test_the_cap_falls_until_the_memory_fits",),
+        tests=("tests/planner/test_auto_schedule.py::test_the_cap_falls_until_the_memory_fits",),
     ),
     Mutation(
         "a-cap-that-falls-too-far",
-        "fiddlex/planner/found.py",
+        "fiddlex/planner/auto_schedule.py",
         old="of_slot = (needed.stash + needed.weight_stash) / slots",
         new="of_slot = needed.stash / slots",
-        tests=("tests/planner/test_found.py::test_the_cap_falls_little_further_than_it_must",),
+        tests=("tests/planner/test_auto_schedule.py::test_the_cap_falls_little_further_than_it_must",),
     ),
     Mutation(
         "plans-for-less-memory-than-a-run-knows-of",

@@ -5,6 +5,7 @@ import functools
 import pytest
 
 from fiddlex.config import Config
+from fiddlex.config.files import load_config
 from fiddlex.config.overrides import replaced
 from fiddlex.costs.backend import CPU, TPU
 from fiddlex.errors import ConfigError
@@ -22,7 +23,6 @@ from fiddlex.planner.enough_memory import (
     worst,
 )
 from fiddlex.planner.predict import needed_memory
-from fiddlex.terminal.command_line import load_config
 
 GIB = 2**30
 STEP, ABOVE = Config(), int(1000 * (1 + MOST_ABOVE["cpu"]))

@@ -222,7 +222,7 @@ def test_mistakes(text, name, message, file):
 def test_a_signal_while_a_file_runs_is_no_mistake_of_the_file(file, monkeypatch):
     monkeypatch.setattr(interrupts, "_is_interrupted", threading.Event())
     imports = "from fiddlex.errors import Stopped\nfrom fiddlex.terminal import interrupts\n"
-    file.write_text(imports + body("interrupts.interrupt(Stopped, 143)"))
+    file.write_text(imports + body("interrupts.interrupt(Stopped, 15)"))
     with pytest.raises(SystemExit) as ended:
         make_schedule("mine.py:mine", **SIZES)
     assert ended.value.code == 143

@@ -14,11 +14,12 @@ import threading
 import pytest
 
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.config.files import load_config
 from fiddlex.config.overrides import override
 from fiddlex.errors import CheckpointError, ConfigError, DataError, FiddlexError, ScheduleError
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import lower
-from fiddlex.terminal.command_line import _interrupt, _memory_advice, _status, load_config
+from fiddlex.terminal.command_line import _interrupt, _memory_advice, _status
 from fiddlex.terminal.memory_advice import memory_remedies
 from tests.programs import Ended, started
 

@@ -10,7 +10,7 @@ from fiddlex.data import Loader
 from fiddlex.data.blended_examples import BlendedExamples
 from fiddlex.data.counts import DataCounts
 from fiddlex.data.sample_cache import OBJECT_BYTES, CachedStore, MemoryCache
-from fiddlex.data.stages import SlowStore, StagedExamples
+from fiddlex.data.staged_examples import SlowStore, StagedExamples
 from fiddlex.tools.stalls import DEVICES, FETCH, PREPARE, Analysis, LoaderTimes, measure_loader, num_epochs
 
 ROWS = 2

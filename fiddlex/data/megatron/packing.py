@@ -9,7 +9,7 @@ import numpy as np
 from fiddlex.data.examples import as_int32, check_seq_len
 from fiddlex.data.megatron.index_file import IndexedTokens
 from fiddlex.data.megatron.order import DocumentOrder
-from fiddlex.data.stages import StagedExamples
+from fiddlex.data.staged_examples import StagedExamples
 
 
 class PackedDocuments(StagedExamples):

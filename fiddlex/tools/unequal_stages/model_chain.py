@@ -14,7 +14,7 @@ from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, outside_layers
 from fiddlex.costs.weight_memory import local_shape, num_moments
-from fiddlex.models.registry import describe
+from fiddlex.models.registry import network_of
 from fiddlex.models.spec import Parameter, leaves
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.layouts import Problem, matmul_choices, planned_stash, recompute_choices, splits_sequence
@@ -55,7 +55,12 @@ def _fastest_chain(problem: Problem, costs: CostModel, tensor: int, examples: in
     """The chain on so many tensor ranks, with or without collective matmul, whichever has the faster layers."""
     sequence_parallel = splits_sequence(problem, tensor)
     chains = (
-        _chain(problem, costs, MeshConfig(1, 1, tensor, sequence_parallel, collective_matmul=matmul), examples)
+        _chain(
+            problem,
+            costs,
+            MeshConfig(tensor=tensor, sequence_parallel=sequence_parallel, collective_matmul=matmul),
+            examples,
+        )
         for matmul in matmul_choices(problem, sequence_parallel, tensor, examples)
     )
     return min(chains, key=lambda chain: min(choice.seconds for choice in chain.layers[1].choices))
@@ -73,7 +78,7 @@ def _chain(problem: Problem, costs: CostModel, mesh: MeshConfig, examples: int) 
         memory = LayerMemory.of(config, backend)
         choices.append(Choice(times.layer, memory.stash(), recompute))
         working = max(working, memory.working())
-    network = describe(config)
+    network = network_of(config)
     embedding = list(leaves(network.embedding))
     head = [*leaves(network.head), *_tied(embedding, list(leaves(network.head)))]
     outputs = memory.residual * memory.itemsize

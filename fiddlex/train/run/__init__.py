@@ -1,1 +1,1 @@
-"""A run's files on disk: its directory, checkpoints, metrics, and weights for other runs."""
+"""What a run keeps and tells beside its steps: workdir, checkpoints, records, faults, and weights for other runs."""

@@ -40,6 +40,7 @@ from fiddlex.train.step.train_step import make_train_step
 from fiddlex.train.step.unflushed import Unflushed
 from fiddlex.train.step.update import at_once, by_leaf
 
+_OF_OTHERS = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED")  # errors of the coordination service
 MOST_COPIES = 64  # more than arrays that a layer saves
 
 
@@ -117,13 +118,13 @@ class Program:
         """Compiles the lowered step with `compiler_options` and further ones.
 
         Raises:
-          jax.errors.JaxRuntimeError: when the devices have too little memory for the step.
+          jax.errors.JaxRuntimeError: when the devices have too little memory, or another process of the run is lost.
           DeviceError: when the compiler refuses the step for another reason.
         """
         try:
             return lowered.compile(compiler_options=self.compiler_options | options)
         except jax.errors.JaxRuntimeError as error:
-            if is_lack_of_memory(error):
+            if is_lack_of_memory(error) or str(error).startswith(_OF_OTHERS):
                 raise
             raise DeviceError(refusal(str(error), self.config, self.mesh)) from error
 

@@ -1,6 +1,7 @@
 """Tests of a program without a run."""
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.errors import DeviceError
 from fiddlex.train.step.program import Program
+from fiddlex.train.trainer import Trainer
+from fiddlex.xla.ahead_of_time import compile_ahead
 
 OTHERWISE = "Try another layout (mesh, pipeline), or another version of the compiler."
 OF_STREAMS = "takes multiples of 64 as model.hidden_size, and 96 is none: use one, or pipeline.weights_memory=device."
@@ -48,3 +51,26 @@ def test_a_refusal_of_the_compiler_is_one_line(
     assert "\n" not in said
     assert len(said) < 600
     assert said.endswith(remedy)
+
+
+@pytest.mark.parametrize("use", [Trainer.compile, lambda trainer: compile_ahead(trainer.config, trainer.mesh)])
+def test_runs_and_reports_compile_by_the_program(
+    use: Callable[[Trainer], object], tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise DeviceError("refused")
+
+    trainer = Trainer(tiny_config)
+    monkeypatch.setattr(Program, "compile", refuse)
+    with pytest.raises(DeviceError, match="^refused$"):
+        use(trainer)
+
+
+def test_the_error_of_a_lost_process_is_none_of_the_compiler() -> None:
+    def lost(compiler_options: dict[str, Any]) -> None:
+        raise jax.errors.JaxRuntimeError("UNAVAILABLE: the service is gone")
+
+    program: Any = types.SimpleNamespace(compiler_options={})
+    lowered: Any = types.SimpleNamespace(compile=lost)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="UNAVAILABLE"):
+        Program.compile(program, lowered)

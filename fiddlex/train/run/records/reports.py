@@ -6,7 +6,7 @@ from fiddlex.train.record import Record
 from fiddlex.train.run.records.goodput import Goodput
 from fiddlex.train.run.records.goodput import describe as describe_goodput
 from fiddlex.train.run.records.metrics import MetricsWriter
-from fiddlex.train.run.records.reporter import Reporter
+from fiddlex.train.run.records.terminal_lines import Reporter
 
 logger = logging.getLogger(__name__)
 

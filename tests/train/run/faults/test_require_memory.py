@@ -9,9 +9,9 @@ import pytest
 from fiddlex.cluster import processes
 from fiddlex.cluster.free_memory import Limit
 from fiddlex.cluster.mesh import make_mesh
+from fiddlex.config.files import load_config
 from fiddlex.errors import ConfigError
 from fiddlex.planner.enough_memory import Use, process_needs
-from fiddlex.terminal.command_line import load_config
 from fiddlex.terminal.memory_advice import is_lack_of_memory
 from fiddlex.train.loop import train
 from fiddlex.train.run.faults import require_memory as module

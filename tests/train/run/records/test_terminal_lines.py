@@ -6,13 +6,13 @@ import types
 
 import pytest
 
-from fiddlex.train.run.records import reporter
-from fiddlex.train.run.records.reporter import Reporter
+from fiddlex.train.run.records import terminal_lines
+from fiddlex.train.run.records.terminal_lines import Reporter
 
 
 def test_time_left_counts_the_evaluations(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    monkeypatch.setattr(reporter, "time", types.SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(terminal_lines, "time", types.SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(logging.getLogger("fiddlex"), "propagate", True)
     caplog.set_level(logging.INFO)
     with Reporter(20, 50, eval_every=20) as shown:  # two seconds a step and ten an evaluation, at steps 40 and 50

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fiddlex.data.bad_lines import BadLineError
 from fiddlex.data.tables import decode_line, json_object, numbered_lines
 from fiddlex.data.text_rows import TextRows, files_by_split, json_text
-from fiddlex.data.values import BadLineError
 from fiddlex.errors import DataError
 from fiddlex.files.compressed import lines, opened
 from fiddlex.files.small_files import is_own_name, read_object

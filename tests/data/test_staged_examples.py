@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fiddlex.data import NextTokenExamples
-from fiddlex.data.stages import SlowStore
+from fiddlex.data.staged_examples import SlowStore
 
 TOKENS = np.arange(1001, dtype=np.uint16)
 

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from fiddlex.cluster.freed_memory import keep_freed_memory
+from fiddlex.cluster.malloc_pages import keep_freed_memory
 
 # Allocates, fills and frees 64 MB ten times, and prints how many of the last times mapped pages anew.
 PROGRAM = """
 import ctypes, resource, sys
-from fiddlex.cluster.freed_memory import keep_freed_memory
+from fiddlex.cluster.malloc_pages import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 libc, size, faults = ctypes.CDLL(None), 64_000_000, []
