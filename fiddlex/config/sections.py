@@ -182,7 +182,7 @@ class ModelConfig(Checked, prefix="config.model."):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class MeshConfig(Checked, prefix="config.mesh."):
-    """Devices along each axis of the mesh (`AXES`). The product is the number of devices the run uses.
+    """Devices along each axis of the mesh. The product is the number of devices the run uses.
 
     Hashable, since caches of the planner use it as a key: do not set fields of a mesh that a layout has.
     """

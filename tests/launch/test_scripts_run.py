@@ -76,7 +76,7 @@ SCONTROL = '#!/bin/bash\necho "$@" >>"$FOLDER/scontrol"\n'
 SQUEUE = '#!/bin/bash\necho "$STATE"\n'
 PROGRAMS = {"srun": SRUN, "mpirun": MPIRUN, "ssh": SSH, "scontrol": SCONTROL, "squeue": SQUEUE, "a task": TASK}
 PROGRAMS["sleep"] = '#!/bin/bash\necho "$@" >>"$FOLDER/slept"\nexec /bin/sleep 1\n'  # for mpi: shorter than 10 s
-ODD = 'text:it\'s "$HOME" `x` $(x) \\ \n*?{a,b} & ; # ü'
+ODD = 'text:/it\'s "$HOME" `x` $(x) \\ \n*?{a,b} & ; # ü'
 KINDS = {
     "slurm": ["slurm"],
     "mpi": ["mpi", "--hosts=node0,node1"],

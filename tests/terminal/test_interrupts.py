@@ -80,7 +80,7 @@ def test_a_signal_during_garbage_collection_counts_once() -> None:
 def test_a_program_that_uses_the_library_is_not_ended_during_an_import(tmp_path: pathlib.Path) -> None:
     """As a command is; it may have more to lose."""
     (tmp_path / "slow.py").write_text(
-        "from fiddlex.config import interrupts\ninterrupts.interrupt(KeyboardInterrupt)\n"
+        "from fiddlex.terminal import interrupts\ninterrupts.interrupt(KeyboardInterrupt)\n"
     )
     program = "try:\n    import slow\nexcept KeyboardInterrupt:\n    print('saved')\n"
     line = [sys.executable, "-c", f"import sys; sys.path.append({str(tmp_path)!r})\n{program}"]

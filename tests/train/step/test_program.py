@@ -62,7 +62,7 @@ def test_runs_and_reports_compile_by_the_program(
 
     trainer = Trainer(tiny_config)
     monkeypatch.setattr(Program, "compile", refuse)
-    with pytest.raises(DeviceError, match="^refused$"):
+    with pytest.raises(DeviceError, match=r"^refused$"):
         use(trainer)
 
 
