@@ -191,9 +191,12 @@ def layouts(problem: Problem) -> Iterator[Layout]:
         orders = outermost_axes(problem, sizes)
         for number, sequence in itertools.product(_divisors(batch // sizes.data), parallel):
             matmuls = matmul_choices(problem, sequence, sizes.tensor, batch // sizes.data // number)
+            variants = [
+                variant(sizes, sequence_parallel=sequence, outermost=outermost, collective_matmul=matmul)
+                for outermost, matmul in itertools.product(orders, matmuls)
+            ]
             for schedule, chunks, semantics in _pipelines(problem, sizes.pipe, number):
-                for recompute, outermost, matmul in itertools.product(modes, orders, matmuls):
-                    mesh = variant(sizes, sequence_parallel=sequence, outermost=outermost, collective_matmul=matmul)
+                for recompute, mesh in itertools.product(modes, variants):
                     yield Layout(mesh, schedule, chunks, number, semantics, recompute)
 
 

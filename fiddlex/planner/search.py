@@ -176,7 +176,8 @@ class _Space:
         self._models = {semantics: self._cost_model(semantics) for semantics in problem.semantics}
         self._own = {name for name, traits in schedules(problem) if traits.slots is None}
         self._backend = backend_of(problem.topology.compiler)
-        self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
+        # By mesh, and then by the rest: of a layout's key, the mesh takes longest to look up.
+        self._microbatches_once, self._steps_once = functools.cache(self._microbatches), functools.cache(self._steps)
         self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(Cut.of)
         self._memory_once = functools.cache(self._memory)
 
@@ -203,9 +204,8 @@ class _Space:
 
     def times(self, layout: Layout, cut: Cut) -> tuple[MicrobatchTimes, StepTimes]:
         """Seconds of a layout's microbatch, and of its step outside the pipeline."""
-        mesh = layout.mesh
-        times = self._microbatch_once(mesh, layout.num_microbatches, layout.recompute)
-        return times, self._step_once(mesh.plain, cut.rows, layout.semantics)
+        microbatch, step = self._microbatches_once(layout.mesh)
+        return microbatch(layout.num_microbatches, layout.recompute), step(cut.rows, layout.semantics)
 
     def memory(self, layout: Layout) -> Memory:
         """Bytes that a layout takes on each device, whichever axis is outermost."""
@@ -240,17 +240,31 @@ class _Space:
         config = dataclasses.replace(self.problem.config, pipeline=planned_pipeline(self.problem.config, semantics))
         return CostModel(config, self.problem.topology, efficiency=self.problem.efficiency)
 
-    def _microbatch(self, mesh: MeshConfig, num_microbatches: int, recompute: str) -> MicrobatchTimes:
+    def _microbatches(
+        self, mesh: MeshConfig
+    ) -> tuple[Callable[[int, str], MicrobatchTimes], Callable[[int, str], StepTimes]]:
+        """The times of microbatches on a mesh, and those of steps."""
         model = self._models[self.problem.semantics[0]]  # microbatches take equal times under all semantics
-        return model.microbatch(mesh, num_microbatches=num_microbatches, recompute=recompute)
+
+        @functools.cache
+        def microbatch(number: int, recompute: str) -> MicrobatchTimes:
+            return model.microbatch(mesh, num_microbatches=number, recompute=recompute)
+
+        return microbatch, self._steps_once(mesh.plain)
 
     def _weights(self, mesh: MeshConfig, rows: int) -> WeightBytes:
         return weight_bytes(dataclasses.replace(self.problem.config, mesh=mesh), rows, self._backend)
 
-    def _step(self, mesh: MeshConfig, rows: int, semantics: str) -> StepTimes:
-        number = device_parameters(dataclasses.replace(self.problem.config, mesh=mesh), rows)
-        streamed_rows = rows * self.problem.config.pipeline.streams
-        return self._models[semantics].step(mesh, num_parameters=number, streamed_rows=streamed_rows)
+    def _steps(self, mesh: MeshConfig) -> Callable[[int, str], StepTimes]:
+        config = dataclasses.replace(self.problem.config, mesh=mesh)
+
+        @functools.cache
+        def step(rows: int, semantics: str) -> StepTimes:
+            streamed_rows = rows * config.pipeline.streams
+            number = device_parameters(config, rows)
+            return self._models[semantics].step(mesh, num_parameters=number, streamed_rows=streamed_rows)
+
+        return step
 
 
 def _check_streams(problem: Problem) -> None:
