@@ -9,6 +9,13 @@ FLOPS = "tests/costs/test_sizes.py::test_flops_are_those_of_the_matrix_products"
 MUTATIONS = (
     # Layers of stages that the costs decide.
     Mutation(
+        "devices-of-equally-fast-equal-stages-not-compared",
+        "fiddlex/tools/unequal_stages/piper.py",
+        old=" or found.num_devices < best.num_devices:",
+        new=":",
+        tests=("tests/tools/test_piper.py::test_no_pipeline_within_the_memory_is_faster",),
+    ),
+    Mutation(
         "slower-cut-kept",
         "fiddlex/planner/balance.py",
         old="slowest = min(tried.values())",

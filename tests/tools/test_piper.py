@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fiddlex.errors import ConfigError, DeviceError
@@ -66,7 +66,27 @@ def pipelines(problem, *, equal=False):
             yield slowest, devices
 
 
+def a_chain(*layers):
+    """Layers with these seconds, output bytes and weight bytes."""
+    made = (ShardedLayer((Choice(seconds, 0.0, ""),), *sizes, 0.0, 0.0) for seconds, *sizes in layers)
+    return Chain(tuple(made), 0.0)
+
+
+# Two replicas of two devices take as long as one of three.
+TIE = StageProblem(
+    {
+        2: a_chain((7.0, 6.0, 6.0), (6.0, 5.0, 12.0), (6.0, 0.0, 2.0)),
+        3: a_chain((3.0, 0.0, 0.0), (12.0, 0.0, 0.0), (1.0, 0.0, 0.0)),
+    },
+    num_devices=4,
+    memory_bytes=5.0,
+    bandwidth=3.0,
+    num_microbatches=2,
+)
+
+
 @settings(deadline=None)
+@example(TIE, True)
 @given(problems(), st.booleans())
 def test_no_pipeline_within_the_memory_is_faster(problem, equal):
     best = min((each for each in pipelines(problem, equal=equal) if each[0] < math.inf), default=None)

@@ -153,8 +153,12 @@ class Piper:
         """
         best: UnequalPipeline | None = None
         for size in self._sizes:
-            decision = self._decision([size])
-            best = self._search(decision, best.seconds if best else below) or best
+            no_slower = best.seconds * (1 + 3 * _EQUAL) if best else math.inf
+            found = self._search(self._decision([size]), min(below, no_slower))
+            if found is None:
+                continue
+            if best is None or found.seconds < best.seconds * (1 - _EQUAL) or found.num_devices < best.num_devices:
+                best = found
         return best
 
     def least_memory(self) -> int:
