@@ -177,7 +177,7 @@ class _Space:
         self._own = {name for name, traits in schedules(problem) if traits.slots is None}
         self._backend = backend_of(problem.topology.compiler)
         # By mesh, and then by the rest: of a layout's key, the mesh takes longest to look up.
-        self._microbatches_once, self._steps_once = functools.cache(self._microbatches), functools.cache(self._steps)
+        self._times_once, self._steps_once = functools.cache(self._times_on), functools.cache(self._steps)
         self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(Cut.of)
         self._memory_once = functools.cache(self._memory)
 
@@ -204,7 +204,7 @@ class _Space:
 
     def times(self, layout: Layout, cut: Cut) -> tuple[MicrobatchTimes, StepTimes]:
         """Seconds of a layout's microbatch, and of its step outside the pipeline."""
-        microbatch, step = self._microbatches_once(layout.mesh)
+        microbatch, step = self._times_once(layout.mesh)
         return microbatch(layout.num_microbatches, layout.recompute), step(cut.rows, layout.semantics)
 
     def memory(self, layout: Layout) -> Memory:
@@ -240,10 +240,10 @@ class _Space:
         config = dataclasses.replace(self.problem.config, pipeline=planned_pipeline(self.problem.config, semantics))
         return CostModel(config, self.problem.topology, efficiency=self.problem.efficiency)
 
-    def _microbatches(
+    def _times_on(
         self, mesh: MeshConfig
     ) -> tuple[Callable[[int, str], MicrobatchTimes], Callable[[int, str], StepTimes]]:
-        """The times of microbatches on a mesh, and those of steps."""
+        """The times of a microbatch, by number and recomputation, and those of a step, by rows and semantics."""
         model = self._models[self.problem.semantics[0]]  # microbatches take equal times under all semantics
 
         @functools.cache
