@@ -158,18 +158,19 @@ def _check_utf8(flag: str, texts: list[str]) -> None:
 
 
 def _of_file(path: pathlib.Path) -> list[str]:
+    from fiddlex.data.bad_lines import BadLineError
+    from fiddlex.data.tables import decode_line, json_value, numbered_lines
+
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not `splitlines`: JSON allows U+2028
-    except (OSError, UnicodeDecodeError) as error:
+        lines = list(numbered_lines(path.read_bytes().split(b"\n"), blank=b" \t\r"))
+    except OSError as error:
         raise ConfigError(f"--prompt_file={path} cannot be read: {error}.") from error
     prompts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, line in lines:
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"--prompt_file={path}, line {number} is not JSON: {error}.") from error
+            value = json_value(decode_line(line))
+        except BadLineError as error:
+            raise ConfigError(f"--prompt_file={path}, line {number}: {error}") from error
         prompt = value.get("prompt") if isinstance(value, dict) else value
         if not isinstance(prompt, str) or any("\ud800" <= character <= "\udfff" for character in prompt):
             raise ConfigError(

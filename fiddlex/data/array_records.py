@@ -5,7 +5,7 @@ if it is a JSON object, each record is an object that has the text column, else 
 """
 
 import contextlib
-import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 import grain
 import numpy as np
 
+from fiddlex.data.bad_lines import BadLineError
+from fiddlex.data.tables import decode_line, json_object
 from fiddlex.data.text_rows import TextRows, files_by_split, json_text
 from fiddlex.errors import DataError
 
@@ -119,39 +121,17 @@ def _json_or_none(record: bytes) -> dict[str, Any] | None:
     if not record.lstrip().startswith(b"{"):
         return None
     try:
-        value = json.loads(record)
-    except (ValueError, RecursionError):
+        return json_object(decode_line(record))
+    except BadLineError:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def _is_tf_example(record: bytes) -> bool:
-    """Whether all bytes of a record have the form of a tf.Example, whose small ones are also valid UTF-8.
+    """Whether a record is a tf.Example, whose small ones are also valid UTF-8.
 
-    Example has one field, Features; that has one field for each feature: a key and a value. All four have a length.
+    It is one field (tag 0x0A, the length) that reaches to the end, and has a field (0x0A) with a value (0x12) for each
+    feature.
     """
-    features, after = _field(record, 0, tag=0x0A)
-    if features is None or after != len(record) or not features:
-        return False
-    at = 0
-    while at < len(features):
-        entry, at = _field(features, at, tag=0x0A)
-        key, end = _field(entry or b"", 0, tag=0x0A)
-        value, end = _field(entry or b"", end, tag=0x12)
-        if key is None or value is None or end != len(entry or b""):
-            return False
-    return True
-
-
-def _field(data: bytes, start: int, *, tag: int) -> tuple[bytes | None, int]:
-    """The contents of a length-delimited field of a protocol buffer, and its end; None where there is none."""
-    length, shift, at = 0, 0, start + 1
-    if data[start:at] != bytes([tag]):
-        return None, start
-    while at < len(data) and shift < 35:
-        byte, at = data[at], at + 1
-        length |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return (data[at : at + length], at + length) if at + length <= len(data) else (None, start)
-    return None, start
+    start = re.match(rb"\n([\x80-\xff]{0,4}[\0-\x7f])\n", record)
+    length = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(start[1])) if start else 0
+    return start is not None and length == len(record) - start.end(1) and b"\x12" in record

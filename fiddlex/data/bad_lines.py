@@ -54,8 +54,7 @@ def value_of(values: Mapping[str, Any], name: str, *, named_by: str = "") -> Any
 
 def checked_text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
     """Returns `value` if it is a valid text; raises BadLineError, as `text_of` does for `name`, if it is not."""
-    if not isinstance(value, str):
-        raise BadLineError("wrong type", f"{name!r} is {shown(value)}, and must be a string.")
+    value = checked_string(value, name)
     if not (may_be_empty or value.strip()):
         raise BadLineError("empty text", f"{name!r} is {shown(value)}, and must not be empty.")
     if "\0" in value:
@@ -68,6 +67,13 @@ def checked_text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
             "half a character",
             f"{name!r} has {half!r} at position {error.start}, one half of a surrogate pair, which is no character.",
         ) from error
+    return value
+
+
+def checked_string(value: Any, name: str) -> str:
+    """Returns `value`; raises BadLineError when it is not a string."""
+    if not isinstance(value, str):
+        raise BadLineError("wrong type", f"{name!r} is {shown(value)}, and must be a string.")
     return value
 
 

@@ -23,7 +23,7 @@ from fiddlex.terminal.readable import counted, shown
 T = TypeVar("T")
 U = TypeVar("U")
 
-_UTF8_MARK = b"\xef\xbb\xbf"
+UTF8_MARK = b"\xef\xbb\xbf"
 _LINE_REMEDY = "Mend the line, or set data.skip_bad_lines=True to pass over lines like it."
 _KEYS_REMEDY = (
     "Where no line of the file has that key, name another key or another file; else mend the line, or set "
@@ -142,7 +142,7 @@ def numbered_lines(file: Iterable[bytes], *, blank: bytes) -> Iterator[tuple[int
     """Lines with their numbers, without line ends; lines of nothing but `blank` characters are left out."""
     for number, line in enumerate(file, 1):
         if number == 1:
-            line = line.removeprefix(_UTF8_MARK)
+            line = line.removeprefix(UTF8_MARK)
         if line.strip(blank):
             yield number, line.removesuffix(b"\n").removesuffix(b"\r")
 
@@ -161,14 +161,19 @@ def decode_line(line: bytes) -> str:
 
 def json_object(line: str) -> dict[str, Any]:
     """The JSON object in a line; raises BadLineError when it is none."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:  # json raises a plain ValueError for numbers of thousands of digits
-        where = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else error
-        raise BadLineError("not JSON", f"{shown(line)} is not JSON ({where}). Each line holds an object.") from error
+    value = json_value(line)
     if not isinstance(value, dict):
         raise BadLineError("not an object", f'{shown(value)} is not an object. Each line holds one: {{"key": "text"}}.')
     return value
+
+
+def json_value(line: str) -> Any:
+    """What a line of JSON holds; raises BadLineError when it is not JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:  # json raises a plain ValueError for numbers of thousands of digits
+        where = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else error
+        raise BadLineError("not JSON", f"{shown(line)} is not JSON ({where}).") from error
 
 
 def _tsv_reader(

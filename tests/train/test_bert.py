@@ -150,9 +150,10 @@ def test_another_run_gives_what_both_models_have(config: Config, tmp_path: pathl
         load_trainer(tmp_path / "pretrained", lambda config: of_task(copy.deepcopy(config), "classification"))
     assert str(told.value) == (
         f"The weights in --workdir={tmp_path}/pretrained are those of another model:\n  model.objective is "
-        "'classification', was 'mlm_nsp'\nLeave these fields as they are there. To do something else with what it has "
-        "learnt, fine-tune it first: fiddlex train with --config.model.objective=classification, "
-        f"--config.train.init_from={tmp_path}/pretrained and a --workdir of its own."
+        "'classification', was 'mlm_nsp'\n  data.labels is 'a,b,c', was ''\nLeave these fields as they are there. To "
+        "do something else with what it has learnt, fine-tune it first: fiddlex train with "
+        f"--config.model.objective=classification, --config.train.init_from={tmp_path}/pretrained "
+        "and a --workdir of its own."
     )
 
 

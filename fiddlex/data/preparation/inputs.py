@@ -9,27 +9,19 @@ Invariant: the pieces, in their order, have every document of the files once, in
 import dataclasses
 import glob
 import itertools
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fiddlex.config import rules
+from fiddlex.data.bad_lines import BadLineError, checked_string, value_of
 from fiddlex.data.documents import files_below, is_hidden
+from fiddlex.data.tables import UTF8_MARK, decode_line, json_object
 from fiddlex.errors import DataError
 from fiddlex.files.compressed import is_compressed, lines, opened, read_text
 
 _LEAST_PIECE, _MOST_PIECES = 4 * 2**20, 4096  # bytes; pieces of one run, beside the files that cannot be cut
-_JSON_NAMES = {
-    dict: "an object",
-    list: "an array",
-    str: "a string",
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
 _PROBE = 8192  # bytes at the start of a file that tell whether it is text
 
 
@@ -183,29 +175,17 @@ def _read_lines(piece: Piece, key: str) -> Iterator[str]:
             if line.strip():
                 try:
                     yield _text_of(line, key)
-                except ValueError as error:
+                except BadLineError as error:
                     before = 0 if whole else _lines_before(file, position) - number + 1
                     raise DataError(
-                        f"{file}, line {before + number}: {error}. Each line is a JSON object with the text under "
+                        f"{file}, line {before + number}: {error} Each line is a JSON object with the text under "
                         f"{key!r} (--json_key)."
                     ) from error
             position += len(line)
 
 
 def _text_of(line: bytes, key: str) -> str:
-    try:
-        value = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"it is not UTF-8 ({error.reason} at byte {error.start})") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at column {error.colno}") from error
-    except RecursionError as error:
-        raise ValueError("its JSON is nested too deeply") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"it is {_JSON_NAMES[type(value)]}")
-    if not isinstance(text := value.get(key), str):
-        what = _JSON_NAMES[type(text)] if key in value else "missing"
-        raise ValueError(f"the text is {what}; the object has the keys {', '.join(map(repr, list(value)[:8]))}")
+    text = checked_string(value_of(json_object(decode_line(line.removeprefix(UTF8_MARK))), key), key)
     if b"\\u" in line:  # half of a pair of escapes is no character
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text

@@ -43,11 +43,11 @@ def test_lines_that_begin_where_a_piece_does(tmp_path, monkeypatch):
     ("line", "message"),
     [
         ('{"text": "a"', "Expecting ',' delimiter"),
-        ("[1]", "it is an array"),
-        ('{"body": "a"}', "the text is missing; the object has the keys 'body'"),
-        ('{"text": 3}', "the text is a number"),
-        ('{"text": ' + "[" * 100_000, "its JSON is nested too deeply"),
-        ('{"text": "\xff"}', "it is not UTF-8 (invalid start byte at byte 10)"),
+        ("[1]", "[1] is not an object"),
+        ('{"body": "a"}', "there is no key 'text'. Known: body."),
+        ('{"text": 3}', "'text' is 3, and must be a string"),
+        ('{"text": ' + "[" * 100_000, "is not JSON (maximum recursion depth exceeded"),
+        ('{"text": "\xff"}', "byte 0xff at offset 10 is not UTF-8 (invalid start byte)"),
     ],
 )
 def test_malformed_lines_are_told_by_file_and_number(tmp_path, monkeypatch, size, line, message):
@@ -67,7 +67,7 @@ def test_malformed_lines_are_told_by_file_and_number(tmp_path, monkeypatch, size
 
 def test_bytes_of_a_surrogate_are_not_utf_8(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a\xed\xa0\x80b"}\n')
-    with pytest.raises(DataError, match=r"line 1: it is not UTF-8"):
+    with pytest.raises(DataError, match=r"line 1: byte 0xed at offset 11 is not UTF-8"):
         texts_of(tmp_path / "a.jsonl")
 
 

@@ -209,7 +209,7 @@ def test_two_processes_make_the_same_bytes_as_one(tmp_path, lines):
 @pytest.mark.long
 def test_an_error_in_one_of_two_processes(tmp_path, lines):
     lines.write_text(lines.read_text() + "oops\n")
-    with pytest.raises(DataError, match=r"lines\.jsonl, line 301: Expecting value"):
+    with pytest.raises(DataError, match=r"lines\.jsonl, line 301: 'oops' is not JSON"):
         prepare(Preparation([str(lines)], tmp_path / "out"), workers=2)
 
 
@@ -282,7 +282,10 @@ def test_the_binary_tells_where_the_files_are_and_what_to_set(tmp_path, lines):
         done = call("prepare_data", f"--input={lines}", f"--output_prefix={odd}", status=2)
         assert f"--output_prefix={odd} must end in a name" in done.stderr
     done = call("prepare_data", f"--input={lines}", f"--output_prefix={tmp_path / 'bad'}", "--workers=1", status=2)
-    assert "lines.jsonl, line 1: Expecting value at column 1. Each line is a JSON object" in done.stderr
+    assert (
+        "lines.jsonl, line 1: 'oops' is not JSON (Expecting value at character 0). Each line is a JSON object"
+        in done.stderr
+    )
     assert len(done.stderr.splitlines()) == 1
 
 
