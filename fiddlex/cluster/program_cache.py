@@ -22,6 +22,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from fiddlex.config.values.every import AUTO
 from fiddlex.errors import ConfigError
+from fiddlex.files.places import absolute, cache_folder
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +48,9 @@ def keep_programs(where: str) -> None:
         jax.config.update(_FOLDER, None)
         compilation_cache.reset_cache()
         return
-    folder = (_folder_of_user() if where == AUTO else Path(where).expanduser()) / _processor()
+    folder = None
     try:
+        folder = (cache_folder() / "programs" if where == AUTO else absolute(where)) / _processor()
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} cannot be written")
@@ -58,7 +60,7 @@ def keep_programs(where: str) -> None:
                 f"train.compilation_cache={where} cannot be written: {error.strerror or error}. Name another "
                 "folder, or none (train.compilation_cache=)."
             ) from error
-        logger.info("Compiled programs are not kept: %s cannot be written.", folder)
+        logger.info("Compiled programs are not kept: %s.", f"{folder} cannot be written" if folder else error)
         return
     if _in_use() != str(folder):
         _remove_incomplete(folder)
@@ -126,10 +128,6 @@ def _remove_incomplete(folder: Path) -> None:
             used = program.with_name(f"{program.name.removesuffix('cache')}atime")
             if not used.exists() or not program.stat().st_size:
                 program.unlink()
-
-
-def _folder_of_user() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fiddlex" / "programs"
 
 
 def _processor() -> str:

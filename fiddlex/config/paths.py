@@ -1,7 +1,6 @@
 """The paths in a config, made absolute: a workdir keeps them so, and two ways to write one path are one value."""
 
 import operator
-import os
 import re
 
 from fiddlex.config.config import Config
@@ -9,6 +8,7 @@ from fiddlex.config.overrides import replaced
 from fiddlex.config.values.every import AUTO
 from fiddlex.config.values.schedule_source import Kind, source_of
 from fiddlex.config.values.source import is_megatron, parse_source
+from fiddlex.files.places import absolute
 
 _FOLDERS = ("data.cache", "data.sample_cache_folder", "data.share")
 _OWN_FILES = ("pipeline.schedule", "pipeline.semantics", "optimizer.name")
@@ -77,4 +77,4 @@ def _source(source: str) -> str:
 
 
 def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path)) if path else ""
+    return str(absolute(path)) if path else ""

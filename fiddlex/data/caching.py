@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from fiddlex.data.examples import ExampleSource
 from fiddlex.data.sample_cache import Cache, CachedStore, MemoryCache
 from fiddlex.data.staged_examples import StagedExamples
 from fiddlex.data.tokenizers import tokenizer_digest
+from fiddlex.files.places import absolute
 
 _GIB = 2**30
 
@@ -40,7 +40,7 @@ def keep_samples(config: Config, sources: Sequence[ExampleSource], *, fingerprin
         from fiddlex.data.disk_cache import DiskCache  # takes a module that only Unix has
 
         name = samples_digest(config, fingerprint)
-        cache = DiskCache(Path(data.sample_cache_folder).expanduser().absolute(), name, limit_bytes)
+        cache = DiskCache(absolute(data.sample_cache_folder), name, limit_bytes)
     for number, source in enumerate(sources):
         if isinstance(source, StagedExamples):
             source.store = CachedStore(cache, source=number, counts=counts)
@@ -67,7 +67,7 @@ def require_folders(config: Config, sources: Sequence[ExampleSource]) -> None:
 
 def shared_folder(config: Config) -> Path:
     """The folder that `data.share` names."""
-    return Path(config.data.share).expanduser().absolute()
+    return absolute(config.data.share)
 
 
 def samples_digest(config: Config, fingerprint: str) -> str:
@@ -118,4 +118,4 @@ def _files(source: str) -> list[Any]:
         paths = [f"{prefix}.bin" for _, prefix in parse_source("data.source", source)]
     else:
         paths = [path] if path else []
-    return [[each, file_states(Path(os.path.abspath(os.path.expanduser(each))))] for each in paths]
+    return [[each, file_states(absolute(each))] for each in paths]

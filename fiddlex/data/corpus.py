@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from fiddlex.data.token_files import open_token_file
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer, tokenizer_digest, warn_of_unknown
 from fiddlex.errors import DataError
+from fiddlex.files.places import absolute
 from fiddlex.terminal.readable import counted
 
 _ENCODED_AT_ONCE = 256  # documents; limits the memory of waiting texts and of ids not yet in the smallest dtype
@@ -231,7 +231,7 @@ def _load_eval_source(
 ) -> TokenStream:
     """All of `data.eval_source`; for a token folder, its val.bin; of several splits, the one to evaluate on."""
     kind, _, path = config.eval_source.partition(":")
-    folder = _absolute(path)
+    folder = absolute(path)
     if kind == "tokens" and folder.is_dir():
         val = open_token_file(folder / "val.bin", dtype=config.token_dtype, vocab_size=vocab_size)
         return TokenStream(val, separator=tokenizer.separator if tokenizer else None)
@@ -261,15 +261,15 @@ def _load(
         stream = whole_stream(source, vocab_size=vocab_size)
         return stream, dataclasses.replace(stream, tokens=stream.tokens[:0], documents=None)
     if kind == "tokens":
-        train, heldout = _load_tokens(_absolute(path), config.token_dtype, fraction=fraction, vocab_size=vocab_size)
+        train, heldout = _load_tokens(absolute(path), config.token_dtype, fraction=fraction, vocab_size=vocab_size)
         separator = tokenizer.separator if tokenizer else None
         return TokenStream(train, separator=separator), TokenStream(heldout, separator=separator)
     tokenizer = _known(tokenizer, source, config, vocab_size)
 
     def read(encode: Encode) -> Sequence[TokenStream]:
         if kind in _ROW_READERS:
-            return _load_rows(kind, _absolute(path), config, fraction=fraction, encode=encode)
-        documents = read_stdlib() if kind == "stdlib" else read_text(_absolute(path))
+            return _load_rows(kind, absolute(path), config, fraction=fraction, encode=encode)
+        documents = read_stdlib() if kind == "stdlib" else read_text(absolute(path))
         return _load_documents(documents, fraction=fraction, encode=encode)
 
     first, last = _tokenized(source, config, {"fraction": fraction}, tokenizer, read=read, shared=shared)
@@ -295,15 +295,15 @@ def _tokenized(
       read: reads the text, and encodes it with the function that it gets.
       shared: see `load_corpus`.
     """
-    folder = _absolute(config.cache) if config.cache else shared if processes.num_processes() > 1 else None
+    folder = absolute(config.cache) if config.cache else shared if processes.num_processes() > 1 else None
     if folder is None:
         return read(lambda documents: encode_documents(documents, tokenizer))
     kind, _, path = source.partition(":")
 
     def made_from() -> dict[str, Any]:
         return {
-            "source": [kind, str(_absolute(path))],
-            "files": file_states(_absolute(path) if path else None),
+            "source": [kind, str(absolute(path))],
+            "files": file_states(absolute(path) if path else None),
             "part": part,
             "text_column": config.text_column if kind in _ROW_READERS else "",
             "tokenizer": tokenizer_digest(config.tokenizer),
@@ -372,10 +372,6 @@ def _load_tokens(path: Path, dtype: str, *, fraction: float, vocab_size: int) ->
     tokens = open_token_file(path / "train.bin" if path.is_dir() else path, dtype=dtype, vocab_size=vocab_size)
     cut = len(tokens) - round(len(tokens) * fraction)
     return tokens[:cut], tokens[cut:]
-
-
-def _absolute(path: str) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(path)))
 
 
 def _hash01(name: str) -> float:

@@ -10,14 +10,13 @@ Invariant: every line becomes a row or is bad. A bad line is an error that names
 
 import dataclasses
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fiddlex.data.bad_lines import MISSING_KEY, BadLineError, nearest
 from fiddlex.errors import DataError
+from fiddlex.files.places import absolute
 from fiddlex.terminal.readable import counted, shown
 
 T = TypeVar("T")
@@ -95,7 +94,7 @@ def read_table(
       OSError: when the file cannot be read.
     """
     kind, _, name = source.partition(":")
-    path = Path(os.path.abspath(os.path.expanduser(name)))
+    path = absolute(name)
     source = f"{kind}:{path}"
     if not path.is_file():
         raise UnfitFileError(f"{source}: there is no such file{' but a folder' * path.is_dir()}. Check the path.")

@@ -20,6 +20,7 @@ import tokenizers
 from fiddlex.data.named_tokens import end_ids, special_names
 from fiddlex.data.token_kinds import SPECIAL_NAMES, SpecialTokens, Vocabulary, byte_vocabulary, json_vocabulary
 from fiddlex.errors import ConfigError, DataError, is_failure
+from fiddlex.files.places import absolute
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class JsonTokenizer:
     """
 
     def __init__(self, path: str | Path):
-        file = os.path.abspath(os.path.expanduser(path))
+        file = str(absolute(path))
         if not os.path.isfile(file):
             raise DataError(
                 f"data.tokenizer={str(path)!r}: {file} {'is a folder' if os.path.isdir(file) else 'does not exist'}. "

@@ -7,6 +7,7 @@ was found goes into a file, which the settled config names as it would name a ta
 config, costs and limit give the same table in every process.
 """
 
+import contextlib
 import hashlib
 import math
 import os
@@ -19,6 +20,7 @@ from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.costs.backend import Backend
 from fiddlex.errors import ConfigError, ScheduleError
+from fiddlex.files.places import cache_folder
 from fiddlex.files.whole_files import replacing
 from fiddlex.planner.predict import needed_memory, pipeline_of
 from fiddlex.planner.times import MicrobatchTimes
@@ -28,7 +30,7 @@ from fiddlex.schedules.text import to_csv
 from fiddlex.schedules.ticks import fills_pairs
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.synthesis.anywhere import find_among, placements
-from fiddlex.synthesis.cache import folder
+from fiddlex.synthesis.cache import FOLDER
 from fiddlex.synthesis.problem import Problem, check_size
 from fiddlex.synthesis.search import NAME, Found
 
@@ -148,7 +150,10 @@ def _applied(config: Config, found: Found) -> Config:
 def _written(table: str) -> Path:
     """The file of a table, named by a checksum of it."""
     name = f"{AUTO}-{hashlib.sha256(table.encode()).hexdigest()[:16]}.csv"
-    return _first_writable([folder(), Path(tempfile.gettempdir()) / f"fiddlex-{os.getuid()}"], name, table)
+    folders = [Path(tempfile.gettempdir()) / f"fiddlex-{os.getuid()}"]
+    with contextlib.suppress(FileNotFoundError):  # the user has no home
+        folders.insert(0, cache_folder() / FOLDER)
+    return _first_writable(folders, name, table)
 
 
 def _first_writable(folders: Sequence[Path], name: str, table: str) -> Path:

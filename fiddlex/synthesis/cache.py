@@ -10,12 +10,12 @@ question is the same.
 import dataclasses
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import scipy
 
 from fiddlex.errors import ScheduleError
+from fiddlex.files.places import cache_folder
 from fiddlex.files.small_files import read_small
 from fiddlex.files.whole_files import replacing
 from fiddlex.schedules.text import from_csv, to_csv
@@ -23,6 +23,7 @@ from fiddlex.schedules.validate import validate
 from fiddlex.synthesis.problem import Problem
 from fiddlex.synthesis.search import NAME, Found, find
 
+FOLDER = "schedules"  # of the user's caches
 VERSION = 8  # to be raised whenever a change makes searches find something else
 _WRONG = (  # what a damaged file may raise
     OSError,
@@ -42,17 +43,15 @@ def find_once(problem: Problem, *, effort: int, seed: int, with_bound: bool) -> 
     Raises:
       ScheduleError: as `search.find` does.
     """
-    path = folder() / f"{_key(problem, effort, seed, with_bound)}.json"
+    try:
+        path = cache_folder() / FOLDER / f"{_key(problem, effort, seed, with_bound)}.json"
+    except FileNotFoundError:  # a user without a home keeps nothing
+        return find(problem, effort=effort, seed=seed, with_bound=with_bound)
     found = _read(path, problem)
     if found is None:
         found = find(problem, effort=effort, seed=seed, with_bound=with_bound)
         _write(path, found)
     return found
-
-
-def folder() -> Path:
-    """Where answers are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fiddlex" / "schedules"
 
 
 def _key(problem: Problem, effort: int, seed: int, with_bound: bool) -> str:

@@ -5,13 +5,13 @@ a token at the beginning of each text, as Llama was; the post-processor in `toke
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import tokenizers
 
 from fiddlex.data.named_tokens import end_ids, special_names
 from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer
 from fiddlex.errors import ConfigError
+from fiddlex.files.places import absolute
 from fiddlex.terminal.readable import counted
 
 
@@ -46,7 +46,7 @@ class HarnessTokenizer:
         self._raw: tokenizers.Tokenizer | None = None
         names, ends = dict[str, str](), set[int]()
         if not isinstance(tokenizer, ByteTokenizer):
-            path = Path(spec).expanduser()
+            path = absolute(spec)
             self._raw = tokenizers.Tokenizer.from_file(str(path))
             self._raw.no_truncation()
             self._raw.no_padding()

@@ -6,13 +6,13 @@ splits. A blend, `megatron:0.7:a,0.3:b`, gives each prefix a weight; only the ra
 """
 
 import math
-import os
 import re
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
 from fiddlex.errors import ConfigError
+from fiddlex.files.places import absolute
 
 
 class SourceKind(NamedTuple):
@@ -89,7 +89,7 @@ def parse_source(field: str, value: str) -> list[tuple[Fraction, str]]:
                 "megatron:0.7:PREFIX,0.3:PREFIX; each prefix has a weight and no comma."
             )
         found.append((Fraction(match[1]), match[2]))
-    places = [os.path.abspath(os.path.expanduser(prefix)) for _, prefix in found]
+    places = [str(absolute(prefix)) for _, prefix in found]
     if twice := next((place for place in places if places.count(place) > 1), None):
         raise ConfigError(
             f"{field}={value!r} names {twice} twice, whose examples would come in the same order from both. "

@@ -13,7 +13,6 @@ last entry a checksum of the others. It appears under its name only when it is c
 import contextlib
 import hashlib
 import logging
-import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 
 from fiddlex.cluster import processes
 from fiddlex.data.megatron.index_file import IndexedTokens
+from fiddlex.files.places import cache_folder
 from fiddlex.files.small_files import check_regular
 from fiddlex.files.whole_files import remove_leftovers, replacing
 
@@ -81,8 +81,8 @@ def _shuffled(data: IndexedTokens, first: int, last: int, seed: int) -> Document
 
 def _folders(prefix: Path) -> Iterator[Path]:
     yield prefix.with_name(prefix.name + "-cache")
-    with contextlib.suppress(RuntimeError):  # nobody's home
-        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fiddlex"
+    with contextlib.suppress(FileNotFoundError):  # the user has no home
+        yield cache_folder()
 
 
 def _read(file: Path, first: int, last: int, num_tokens: int) -> DocumentOrder | None:

@@ -8,9 +8,7 @@ that preprocess_data.py writes without --split-sentences have one sequence for e
 import dataclasses
 import functools
 import hashlib
-import os
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +18,7 @@ from fiddlex.data.megatron.index_file import IndexedTokens, open_indexed
 from fiddlex.data.megatron.splits import split_edges
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.errors import DataError
+from fiddlex.files.places import absolute
 from fiddlex.terminal.readable import counted
 
 
@@ -154,7 +153,7 @@ def open_megatron(prefix: str, *, vocab_size: int) -> IndexedTokens:
     Raises:
       DataError: when it is missing or damaged, or a token is outside the vocabulary.
     """
-    data = open_indexed(Path(os.path.abspath(os.path.expanduser(prefix))))
+    data = open_indexed(absolute(prefix))
     for start, piece in TokenStream(data.tokens).pieces():
         wrong = (piece >= vocab_size) | (piece < 0)
         if wrong.any():

@@ -6,7 +6,6 @@ and files that fiddlex does not use are not lost: token ids of the end of text, 
 
 import contextlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from fiddlex.config import Config
 from fiddlex.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer, make_tokenizer
 from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.files.places import absolute
 from fiddlex.files.whole_files import write_whole
 from fiddlex.interop.architectures import settings_of
 from fiddlex.interop.folder import described, folder_of, read_json
@@ -92,7 +92,7 @@ def write_tokenizer(config: Config, workdir: Path, folder: Path) -> Tokenizer | 
     if spec == "bytes":
         write_whole(target, _byte_tokenizer().to_str(pretty=True))
         return make_tokenizer(str(target))
-    source = Path(os.path.abspath(os.path.expanduser(spec)))
+    source = absolute(spec)
     if not source.is_file():
         raise CheckpointError(
             f"data.tokenizer={spec} of --source={workdir} is not there. Put it back, or name it with "
