@@ -37,11 +37,7 @@ _WRONG = (  # what a damaged file may raise
 
 
 def find_once(problem: Problem, *, effort: int, seed: int, with_bound: bool) -> Found:
-    """Returns what `search.find` returns, from the cache if it was asked before.
-
-    Raises:
-      ScheduleError: as `search.find` does.
-    """
+    """What `search.find` returns or raises, from the cache if it was asked before."""
     path = folder() / f"{_key(problem, effort, seed, with_bound)}.json"
     found = _read(path, problem)
     if found is None:
@@ -51,7 +47,6 @@ def find_once(problem: Problem, *, effort: int, seed: int, with_bound: bool) -> 
 
 
 def folder() -> Path:
-    """Where answers are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fiddlex" / "schedules"
 
 
