@@ -1,7 +1,7 @@
 """The addresses by which the hosts of a run reach each other.
 
-gloo, which connects CPUs, takes the address of the host's own name. That name may stand for 127.0.1.1, as Debian writes
-it, or for nothing. So gloo gets the address by which this process and the coordinator have reached each other.
+gloo, which connects CPUs, would take the address of the host's own name, which may be 127.0.1.1, as Debian writes it,
+or missing. So gloo gets the address by which this process and the coordinator have reached each other.
 """
 
 import ipaddress
@@ -14,12 +14,7 @@ _REACH_S = 10.0  # in which a host answers
 
 
 def own_address(connection: socket.socket, first: str) -> str:
-    """The address by which other processes reach this one.
-
-    Args:
-      connection: to the coordinator.
-      first: the address of the coordinator's host, for the processes there.
-    """
+    """The address by which other processes reach this one; on the host of the coordinator that is `first`."""
     if connection.family == socket.AF_UNIX:  # of rank 0
         return first
     address: str = connection.getsockname()[0]
@@ -29,9 +24,7 @@ def own_address(connection: socket.socket, first: str) -> str:
 def connect_cpus_at(address: str, client: Any) -> None:
     """Lets gloo listen at an address of this host; to be called before jax makes its devices.
 
-    Args:
-      address: of this host.
-      client: of jax's coordination service, which tells the address to the other processes.
+    `client` is that of jax's coordination service, which tells the address to the other processes.
     """
     import jax
     from jax._src import xla_bridge  # jax has no public way to choose the address
@@ -48,14 +41,7 @@ def connect_cpus_at(address: str, client: Any) -> None:
 
 
 def check_reachable(service: str) -> None:
-    """Checks that jax can reach its service, since jaxlib aborts the process where it cannot.
-
-    Args:
-      service: HOST:PORT.
-
-    Raises:
-      DeviceError: when nothing answers there.
-    """
+    """Checks that jax can reach its service at HOST:PORT, since jaxlib aborts the process where it cannot."""
     host, _, port = service.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()

@@ -74,25 +74,16 @@ Message = dict[str, Any]
 
 
 class Process:
-    """One process of the run, or one that wants to be, and its connection.
-
-    Attributes:
-      process_id: the rank that it joined with; −1 before it joins.
-      rank: the same until the run begins; then its rank in the run.
-      host: its host's name.
-      heard_s: when it was last heard of, by the monotonic clock.
-      connected_s: when it connected.
-      finished: whether it has said that it ends without a failure.
-      dispatched: the last step that it has dispatched, once it has been asked; None before.
-    """
+    """One process of the run, or one that wants to be, and its connection."""
 
     def __init__(self, connection: socket.socket, rank: int, host: str):
         connection.setblocking(False)
         self.connection, self.host = connection, host
+        # The rank that it joined with, −1 before it joins. Once the run begins, `rank` is its rank in the run.
         self.process_id = self.rank = rank
-        self.heard_s = self.connected_s = time.monotonic()
-        self.finished = False
-        self.dispatched: int | None = None
+        self.heard_s = self.connected_s = time.monotonic()  # when it was last heard of
+        self.finished = False  # whether it has said that it ends without a failure
+        self.dispatched: int | None = None  # the last step that it has dispatched, once it has been asked
         self._buffer = b""
 
     def send(self, **message: Any) -> None:
@@ -123,40 +114,25 @@ class ProtocolError(Exception):
 
 
 class Failure(NamedTuple):
-    """An error that a process wants to report.
-
-    Attributes:
-      process: the process.
-      status: the status that all shall end with.
-      asked_s: when it asked, by the monotonic clock.
-    """
+    """An error that a process wants to report."""
 
     process: Process
-    status: int
-    asked_s: float
+    status: int  # that all shall end with
+    asked_s: float  # by the monotonic clock
 
 
 class Coordinator:
-    """See the module's docstring.
-
-    Args:
-      server: the listening socket.
-      first: the connection to rank 0, which has started the coordinator.
-      address: HOST:PORT as the user gave it, for messages.
-      number: how many processes the run has.
-      timeout_s: seconds in which they have to join.
-      sizes: smaller numbers of processes that the run can go on with.
-    """
+    """See the module's docstring."""
 
     def __init__(
         self,
-        server: socket.socket,
-        first: socket.socket,
+        server: socket.socket,  # which listens
+        first: socket.socket,  # to rank 0, which has started the coordinator
         *,
-        address: str,
+        address: str,  # HOST:PORT as the user gave it, for messages
         number: int,
-        timeout_s: float,
-        sizes: list[int],
+        timeout_s: float,  # in which all have to join
+        sizes: list[int],  # smaller numbers of processes that the run can go on with
     ):
         self._address, self._number, self._timeout_s, self._sizes = address, number, timeout_s, sizes
         self._deadline_s = time.monotonic() + timeout_s
@@ -448,7 +424,7 @@ def _jax_service(size: int) -> tuple[socket.socket, Any]:
     """Jax's coordination service for `size` processes, and a socket that is bound to its port.
 
     jaxlib crashes where another program has the port. So the socket takes a free one and shares it with the service,
-    which is the only one to listen there; the socket must stay open as long as the service runs.
+    which alone listens there; the socket must stay open as long as the service runs.
     """
     from jaxlib import _jax
 
@@ -464,7 +440,6 @@ def _jax_service(size: int) -> tuple[socket.socket, Any]:
 
 
 def main() -> None:
-    """Runs the coordinator that the command line describes."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # a connection for each process of the run
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

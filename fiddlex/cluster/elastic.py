@@ -13,12 +13,7 @@ from fiddlex.errors import ConfigError
 
 
 def sizes(config: Config, number: int) -> list[int]:
-    """The numbers of processes below `number` with which a run can go on, the largest first.
-
-    Args:
-      config: the config of the run; it may be invalid, and then there are none.
-      number: how many processes the run was started with.
-    """
+    """Numbers of processes below `number` with which a run can go on, largest first; none if `config` is invalid."""
     return [size for size in range(number - 1, 0, -1) if _fits(config, number, size)]
 
 
@@ -31,12 +26,7 @@ def _fits(config: Config, number: int, size: int) -> bool:
 
 
 def shrunk(config: Config, number: int, size: int) -> Config:
-    """The config of a run that `size` of `number` processes go on with; `config` itself where all are there.
-
-    Raises:
-      ConfigError: when the devices of `size` processes do not make whole replicas, or the global batch does not divide
-        by their number.
-    """
+    """The config with which `size` of `number` processes go on; ConfigError when they cannot."""
     if size == number:
         return config
     data, rest = divmod(config.mesh.data * size, number)

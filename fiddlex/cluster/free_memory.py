@@ -16,36 +16,23 @@ _CACHE = "active_file", "inactive_file", "slab_reclaimable"  # of memory.stat: w
 
 
 class Limit(NamedTuple):
-    """A limit on the memory of this process and others.
+    """A limit on the memory of this process and others."""
 
-    Attributes:
-      where: `MACHINE`, or `in control group /path`.
-      free: bytes that processes under the limit can still take before something is swapped or killed.
-      swap: bytes that the machine can still move to its swap space.
-    """
-
-    where: str
-    free: int
-    swap: int
+    where: str  # `MACHINE`, or `in control group /path`
+    free: int  # bytes that processes under the limit can still take before something is swapped or killed
+    swap: int  # bytes that the machine can still move to its swap space
 
 
 def machine_id() -> str:
-    """A text that the processes of a machine share, unless they are in different containers; '' if there is none.
-
-    A control group's path means the same one only to processes with an equal text.
-    """
+    """Equal for processes to which a control group's path means the same group: on one machine, in one container."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/mnt')}"
-    return ""
+    return ""  # not known
 
 
 def limits(root: Path = Path("/")) -> list[Limit]:
-    """The limits on the memory of this process; empty where they are not known.
-
-    Args:
-      root: the folder with `proc` and `sys/fs/cgroup`; tests give another.
-    """
+    """The limits on the memory of this process; empty where they are not known. Tests give another `root`."""
     try:
         of_machine = _sizes((root / "proc/meminfo").read_text(encoding="utf-8"))
         free, swap = of_machine["MemAvailable"], of_machine["SwapFree"]

@@ -16,13 +16,11 @@ KEPT = ("jax_default_matmul_precision", "jax_high_dynamic_range_gumbel")  # of p
 
 @contextlib.contextmanager
 def fixed_settings() -> Iterator[None]:
-    """A context, or a decorator, in which jax traces programs in 32 bits and with its defaults.
-
-    Without `threefry_partitionable` jax draws other numbers. Other values of the last four settings make jax refuse
-    what fiddlex writes, or change the gradient of softmax.
-    """
+    """A context, or a decorator, in which jax traces programs in 32 bits and with its defaults."""
     with (
         jax.enable_x64(False),
+        # Without `threefry_partitionable` jax draws other numbers. With other values of the next four jax refuses
+        # what fiddlex writes, or changes the gradient of softmax.
         jax.threefry_partitionable(True),
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
@@ -33,14 +31,11 @@ def fixed_settings() -> Iterator[None]:
 
 
 def key_of(seed: int | jax.Array) -> jax.Array:
-    """The random key of a seed from 0 to 2^31 − 1, as `jax.random.key` makes it by default.
-
-    `jax.random.key` itself takes the generator of JAX_DEFAULT_PRNG_IMPL, of which `rbg` draws other numbers on other
-    layouts, and adds JAX_RANDOM_SEED_OFFSET to the seed.
-    """
+    """The random key of a seed from 0 to 2^31 − 1, as `jax.random.key` makes it by default."""
+    # `jax.random.key` adds JAX_RANDOM_SEED_OFFSET to the seed and takes the generator of JAX_DEFAULT_PRNG_IMPL:
+    # `rbg` draws other numbers on other layouts.
     return jax.random.wrap_key_data(jnp.asarray([0, seed], jnp.uint32), impl="threefry2x32")
 
 
 def kept_settings() -> dict[str, str]:
-    """The values of `KEPT` in this process, by name."""
     return {name: str(getattr(jax.config, name, None)) for name in KEPT}  # not every version of jax has each

@@ -15,27 +15,16 @@ _MOST_PROCESSES = 2**16
 
 
 class Place(NamedTuple):
-    """The place that a launcher gives a process.
+    """The place that a launcher gives a process."""
 
-    Attributes:
-      address: HOST:PORT of rank 0, which all processes reach.
-      number: how many processes there are.
-      rank: the rank of this one.
-      local_devices: numbers of the host's accelerators that this process uses; None: all of them.
-    """
-
-    address: str
-    number: int
-    rank: int
-    local_devices: list[int] | None = None
+    address: str  # HOST:PORT of rank 0, which all processes reach
+    number: int  # of processes
+    rank: int  # of this process
+    local_devices: list[int] | None = None  # numbers of the host's accelerators that this process uses; None: all
 
 
 def given_place(address: str | None, number: int | None, rank: int | None) -> Place:
-    """The place that the three flags give.
-
-    Raises:
-      ConfigError: when only some of the three are given, or they contradict each other.
-    """
+    """The place that the three flags give; ConfigError when they contradict each other, or only some are given."""
     given = {"--coordinator_address": address, "--num_processes": number, "--process_id": rank}
     missing = [name for name, value in given.items() if value is None]
     if address is None or number is None or rank is None:
@@ -69,14 +58,7 @@ def is_launched() -> bool:
 
 
 def find_place(*, timeout_s: int) -> Place:
-    """The place of this process, as jax detects it.
-
-    Args:
-      timeout_s: seconds in which the host of rank 0 must have a name that this host knows.
-
-    Raises:
-      DeviceError: when jax does not find all of address, number and rank.
-    """
+    """The place of this process, as jax detects it; this host must know the name of rank 0's within `timeout_s`."""
     from jax._src.clusters import ClusterEnv  # jax.distributed.initialize detects too, but connects at once
 
     try:

@@ -12,10 +12,7 @@ _MOST = 2**31 - 1  # bytes; mallopt takes an int
 
 
 def keep_freed_memory() -> bool:
-    """Makes this process keep freed memory, up to 2 GiB at the end of the heap; returns whether the C library can.
-
-    The process then stays as large as it was at its largest, within that bound.
-    """
+    """Makes this process keep freed memory, up to 2 GiB at the end of the heap; returns whether the C library can."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # there is no mallopt, as on macOS

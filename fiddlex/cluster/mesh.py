@@ -44,10 +44,9 @@ _NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLO
 def request_devices(num_devices: int) -> None:
     """Asks jax for `num_devices` fake CPU devices in this process, in case the platform is the CPU.
 
-    The request has an effect only before jax's first use in the process; on accelerators it does not affect a run. It
-    also keeps jax from loading libtpu where there is no accelerator. The function requests no devices where
-    `num_devices` is above `MOST_FAKE_DEVICES`, or where the user has set a number of fake devices
-    (`jax_num_cpu_devices` or XLA_FLAGS).
+    Call this function before jax's first use in the process; later it has no effect. It also keeps jax from loading
+    libtpu where there is no accelerator. It requests no devices where `num_devices` is above `MOST_FAKE_DEVICES`, or
+    where the user has set a number of fake devices (`jax_num_cpu_devices` or XLA_FLAGS).
     """
     leave_out_absent_tpu()
     if num_devices > MOST_FAKE_DEVICES:
@@ -70,10 +69,9 @@ def num_cores() -> int:
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
-    """Builds the mesh; on the CPU platform, first makes the fake devices that the mesh needs.
+    """Builds the mesh, of shape [data, pipe, tensor]; on the CPU platform, first makes the fake devices that it needs.
 
-    Returns:
-      A mesh of shape [data, pipe, tensor]. A run of one process leaves devices that the mesh does not need idle.
+    A run of one process leaves devices that the mesh does not need idle.
 
     Raises:
       ConfigError: when the mesh does not use all devices of several processes.
@@ -120,9 +118,8 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
 
     Args:
       config: sizes of the mesh.
-      topology: `cpu`, with as many devices as the mesh needs; `tpu:NAME:SHAPE`, a whole slice of TPUs such as
-        `tpu:v5e:2x4`; `tpu:NAME:SHAPE:SLICES`, several such slices, such as `tpu:v5e:2x4:2`; or
-        `gpu:NAME:HOSTSxPER_HOST`, GPUs of the catalogue of topologies such as `gpu:h100:2x8`.
+      topology: `cpu`, with as many devices as the mesh needs; `tpu:NAME:SHAPE`, a whole slice of TPUs (`tpu:v5e:2x4`);
+        `tpu:NAME:SHAPE:SLICES`, several slices (`tpu:v5e:2x4:2`); or `gpu:NAME:HOSTSxPER_HOST`, GPUs (`gpu:h100:2x8`).
 
     Raises:
       ConfigError: when no such topology exists.
@@ -186,15 +183,11 @@ def _gpu_devices(name: str) -> Sequence[jax.Device]:
 
 
 def granules(devices: Sequence[Any]) -> list[int]:
-    """For each device, the number of its granule: the slice of a TPU, or the host of another device.
-
-    Fast links join the devices of a granule, also those of a TPU slice that several hosts share. jax numbers slices
-    where it knows them; elsewhere a host counts as its processes.
-    """
+    """For each device, the number of its granule, which fast links join: a TPU's slice, or another device's host."""
     slices = [getattr(device, "slice_index", 0) for device in devices]
     if len(set(slices)) > 1 or devices[0].platform == "tpu":
         return slices
-    return [device.process_index for device in devices]
+    return [device.process_index for device in devices]  # a host counts as its processes
 
 
 def _mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
@@ -222,11 +215,7 @@ def _grid(config: MeshConfig, devices: Sequence[Any]) -> np.ndarray:
 
 
 def _slices_along(config: MeshConfig, num_slices: int) -> list[int]:
-    """The number of slices along each axis in `placement_order`: the first takes all that it can, the next the rest.
-
-    Raises:
-      DeviceError: when an axis can take neither all slices that are left nor as many as it has devices.
-    """
+    """The number of slices along each axis in `placement_order`: the first takes all that it can, the next the rest."""
     along, left = [], num_slices
     for axis in config.placement_order:
         size = getattr(config, axis)

@@ -26,17 +26,11 @@ class StopRequest(NamedTuple):
 class Peers:
     """The connection of this process to the coordinator.
 
-    Args:
-      membership: the place of this process in the run.
-      lost: reports what a text names as lost, and ends this process.
-      leave: ends this process with a status, without a message.
-
-    Attributes:
-      timeout_s: seconds of silence after which a process counts as lost.
+    `lost` reports what a text names as lost, and ends this process; `leave` ends it with a status, without a message.
     """
 
     def __init__(self, membership: Membership, *, lost: Callable[[str], NoReturn], leave: Callable[[int], NoReturn]):
-        self.timeout_s = PEER_TIMEOUT_S
+        self.timeout_s = PEER_TIMEOUT_S  # of silence, after which a process counts as lost
         self._membership, self._report_lost, self._leave = membership, lost, leave
         self._sending = threading.Lock()
         self._heard_s = time.monotonic()
@@ -59,13 +53,10 @@ class Peers:
         self._send(peer_timeout=seconds)
 
     def fail(self, status: int, *, collective: bool) -> None:
-        """Returns once this process may report its error, while all others end.
+        """Returns once this process may report its error, while all others end with `status`.
 
-        Does not return where another process reports an error: the coordinator then ends this one.
-
-        Args:
-          status: the status that all processes shall end with.
-          collective: whether the error is that of a collective, whose cause may be the loss of another process.
+        Does not return where another process reports an error: the coordinator then ends this one. `collective` says
+        whether the error is that of a collective, whose cause may be the loss of another process.
         """
         self._send(failed={"status": status, "collective": collective})
         self._may_report.wait()
@@ -80,9 +71,7 @@ class Peers:
         self._stop_wanted = number
 
     def follow_stop(self, propose: Callable[[StopRequest], int], agree: Callable[[int], None]) -> None:
-        """Takes part in the agreement on the step after which all processes stop.
-
-        Both functions are called in another thread.
+        """Takes part in the agreement on the step after which all stop; another thread calls both functions.
 
         Args:
           propose: is called once a process has asked all to stop. Returns the last step that this process has

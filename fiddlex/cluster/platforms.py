@@ -21,8 +21,7 @@ _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 def leave_out_absent_tpu() -> None:
     """Lets jax use CPUs alone where libtpu is installed, and this machine has neither TPU nor GPU.
 
-    It has an effect only before jax's first use, and none where the user has said which platforms to use
-    (JAX_PLATFORMS).
+    It has an effect only before jax's first use, and none where the user has named the platforms (JAX_PLATFORMS).
     """
     if _named_platforms() or "JAX_FORCE_TPU_INIT" in os.environ or not _is_installed("libtpu"):
         return
@@ -31,7 +30,6 @@ def leave_out_absent_tpu() -> None:
 
 
 def libtpu_is_loaded() -> bool:
-    """Whether this process has loaded libtpu."""
     try:
         return "/libtpu.so" in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:  # not Linux, for which alone there is a libtpu
@@ -48,7 +46,6 @@ def _is_installed(name: str) -> bool:
 
 
 def _may_have_tpu() -> bool:
-    """Whether there is a device of TPUs, or a PCI device of Google that is no network card."""
     if any(os.path.exists(name) for name in _TPU_FILES):
         return True
     for device in _PCI.glob("*"):

@@ -12,11 +12,9 @@ flags.disclaim_key_flags()  # --help lists them under the program that defines t
 
 
 def define_processes() -> Callable[..., int]:
-    """Defines the flags.
+    """Defines the flags; returns a function that connects the processes, for `main` to call first of all.
 
-    Returns:
-      A function that connects the processes (`fiddlex.cluster.processes.join`), for `main` to call first of all. It
-      takes that function's `sizes`, and returns what it returns.
+    The function takes the `sizes` of `fiddlex.cluster.processes.join`, and returns what `join` returns.
     """
     address = flags.DEFINE_string(
         "coordinator_address", None, "HOST:PORT on the host of rank 0, where the processes of a run meet"

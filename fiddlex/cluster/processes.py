@@ -1,16 +1,13 @@
 """The processes of a run: how they find each other, what they agree on, and how all end when one fails.
 
-A run has one process or several, each with devices of its own; all run the same program. Slurm, Kubernetes, Open MPI or
-a script starts them, and `join` connects them by `jax.distributed` before jax's first use. From then on
-`jax.devices()` are the devices of all processes, and a compiled program runs on all of them. A coordinator beside rank
-0 (`fiddlex.cluster.coordinator`) watches them.
+Slurm, Kubernetes, Open MPI or a script starts the processes, each with devices of its own. `join` connects them by
+`jax.distributed` before jax's first use; from then on `jax.devices()` are the devices of all processes, and a compiled
+program runs on all of them. A coordinator beside rank 0 (`fiddlex.cluster.coordinator`) watches them.
 
-The first process (rank 0) prints and logs for all, and writes the files of a run. The other processes log only
-warnings, with their rank, and their standard output is dropped. When a process fails, it reports its error once, with
-its rank and host, and the others end with the same status and without a message.
-
-Code that a run with one process shares with this module needs no case distinction: there, `is_first` is true, and the
-other functions return at once.
+Rank 0 prints and logs for all, and writes the files of a run. The others log only warnings, with their rank, and their
+standard output is dropped. When a process fails, it reports its error once, with its rank and host, and the others end
+with the same status and without a message. In a run of one process `is_first` is true, and the other functions return
+at once.
 """
 
 import collections
@@ -51,17 +48,11 @@ _POLL_S = 0.2  # between chances for a handler of signals
 
 
 class Cluster(NamedTuple):
-    """The place of this process among those of the run.
-
-    Attributes:
-      process_id: its rank, counted from 0.
-      num_processes: how many processes the run has.
-      client: the client of jax's coordination service; None in a run of one process.
-    """
+    """The place of this process among those of the run."""
 
     process_id: int = 0
     num_processes: int = 1
-    client: Any = None
+    client: Any = None  # of jax's coordination service; None in a run of one process
 
 
 _cluster = Cluster()
@@ -76,36 +67,25 @@ def is_first() -> bool:
 
 
 def num_processes() -> int:
-    """The number of processes of the run."""
     return _cluster.num_processes
 
 
 def join(
-    address: str | None = None,
-    number: int | None = None,
-    rank: int | None = None,
+    address: str | None = None,  # HOST:PORT of the first process, which all must reach and where it can listen
+    number: int | None = None,  # of processes in the run
+    rank: int | None = None,  # of this process, from 0
     *,
     timeout_s: int = JOIN_S,
+    # takes `number`; returns the smaller numbers with which the run can go on if some do not join; None: all must join
     sizes: Callable[[int], Sequence[int]] | None = None,
 ) -> int:
-    """Connects the processes of a run, if it has several; to be called before jax's first use in the process.
+    """Connects the processes of a run, if it has several, before jax's first use; returns how many were to join.
 
     Without arguments jax finds the processes itself under Slurm, Open MPI and Kubernetes and on TPU pods; elsewhere the
-    run has one process.
-
-    Args:
-      address: HOST:PORT of the first process, which all processes must reach and where it can listen.
-      number: how many processes the run has.
-      rank: the rank of this one, from 0.
-      timeout_s: seconds to wait until all processes have joined.
-      sizes: takes `number`, and returns the smaller numbers of processes that the run can go on with when some do not
-        join in time; None: all must join.
-
-    Returns:
-      How many processes were to join. `num_processes` tells how many have.
+    run has one process. `num_processes` tells how many have joined.
 
     Raises:
-      ConfigError: when only some of the three are given, or they contradict each other.
+      ConfigError: when only some of the first three arguments are given, or they contradict each other.
       DeviceError: when the processes do not find each other in time.
     """
     global _cluster, _peers
@@ -145,7 +125,6 @@ def _handle_signals() -> None:
 
 
 def _connect(membership: Membership, place: Place, *, timeout_s: int) -> None:
-    """Connects this process to the coordination service and to the watch."""
     global _cluster, _peers, _stop
     _cluster = Cluster(membership.rank, membership.number)
     _peers = Peers(membership, lost=_lost, leave=_leave)  # sends `alive` from now on
@@ -195,11 +174,7 @@ def _let_first_print() -> None:
 
 
 def barrier(name: str) -> None:
-    """Waits until all processes have reached the barrier of this name; all reach the barriers in the same order.
-
-    Raises:
-      DeviceError: when some do not reach it within `WAIT_S`.
-    """
+    """Waits until all processes have reached the barrier of this name; all reach the barriers in the same order."""
     if _cluster.client is None:
         return
     try:
@@ -230,15 +205,7 @@ def _await(wait: Callable[[str, int], T], name: str) -> T:
 
 
 def told_by_first(name: str, make: Callable[[], T]) -> T:
-    """What `make` returns on the first process, a value of JSON; the others wait for it and do not call it.
-
-    Args:
-      name: what the value is, for messages.
-      make: is called on the first process only.
-
-    Raises:
-      DeviceError: when the first process does not tell it within `WAIT_S`.
-    """
+    """What `make` returns on the first process, a value of JSON; the others wait for it and do not call `make`."""
     if _cluster.client is None:
         return make()
     key = _once(f"{_SHARED}/{name}")
@@ -256,15 +223,7 @@ def told_by_first(name: str, make: Callable[[], T]) -> T:
 
 
 def gather(name: str, value: object) -> list[Any]:
-    """The values of all processes, in the order of their ranks; waits until each has given its own.
-
-    Args:
-      name: what the value is, for messages.
-      value: this process's value, of JSON.
-
-    Raises:
-      DeviceError: when not all processes have given theirs within `WAIT_S`.
-    """
+    """The values of all processes, of JSON, in the order of their ranks; waits until each has given its own."""
     if _cluster.client is None:
         return [value]
     key = _once(f"{_SHARED}/all/{name}")
@@ -292,12 +251,7 @@ def _by_rank(key: str) -> dict[int, Any]:
 
 
 def check_equal(facts: Mapping[str, object]) -> None:
-    """Checks that all processes have the same facts, which are values of JSON by their names.
-
-    Raises:
-      ConfigError: names each fact that differs, and the ranks with each value.
-      DeviceError: when not all processes have given theirs within `WAIT_S`.
-    """
+    """Checks that all processes have the same facts, values of JSON by name; ConfigError names those that differ."""
     if _cluster.client is None:
         return
     all_facts = gather("the comparison of their configs", facts)
@@ -322,7 +276,6 @@ def _once(name: str) -> str:
 
 
 def agreed_stop() -> AgreedStop:
-    """Lets the processes agree on the step after which they stop."""
     return _stop or AgreedStop(None, _leave)
 
 

@@ -1,10 +1,9 @@
 """Compiled programs are kept on disk, so that a run which starts again need not compile them again.
 
-jax's persistent compilation cache does it: each program is a file named by a digest of the program, of the options and
-of the versions of jax and XLA. fiddlex chooses the folder and bounds its size.
-
-jax does not tell processors apart, and a program for one CPU may have instructions that another lacks. So machines that
-share the folder of a user, such as the hosts of a cluster, each use the sub-folder of their kind of processor.
+jax's persistent compilation cache names each program's file by a digest of the program, of the options and of the
+versions of jax and XLA. fiddlex chooses the folder and bounds its size. jax does not tell processors apart, and a
+program for one CPU may have instructions that another lacks. So machines that share the folder of a user, such as the
+hosts of a cluster, each use the sub-folder of their kind of processor.
 """
 
 import contextlib
@@ -35,12 +34,8 @@ _HIT = "/jax/compilation_cache/cache_hits"  # the event that jax records when it
 def keep_programs(where: str) -> None:
     """Lets this process look for compiled programs in a folder, and keep there what it compiles.
 
-    Args:
-      where: `train.compilation_cache`: the folder; `auto`: the one that JAX_COMPILATION_CACHE_DIR names, or
-        `fiddlex/programs` in the folder of the user for caches; empty: none.
-
-    Raises:
-      ConfigError: when the folder that is named cannot be written. Where that of the user cannot be, none is used.
+    `where` is `train.compilation_cache`: a folder; empty for none; or `auto` for the folder of
+    JAX_COMPILATION_CACHE_DIR, else `fiddlex/programs` in the user's folder for caches, if it can be written.
     """
     if where == AUTO and _in_use():
         return
@@ -84,11 +79,7 @@ def compiled_anew() -> Iterator[None]:
 
 
 class Hits:
-    """The number of programs that one thread has found in the cache.
-
-    Attributes:
-      number: since counting began.
-    """
+    """The number of programs that one thread has found in the cache since counting began."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -101,7 +92,6 @@ class Hits:
 
 @contextlib.contextmanager
 def counting_hits() -> Iterator[Hits]:
-    """Counts the programs that the body finds in the cache, and not those of other threads."""
     hits = Hits()
     jax.monitoring.register_event_listener(hits.note)
     try:

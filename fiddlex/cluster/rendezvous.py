@@ -34,53 +34,34 @@ _ERROR_LINES = 5  # that a message shows of what a coordinator wrote before it f
 
 
 class _Started(NamedTuple):
-    """A coordinator that this process has started, and the file that its standard error goes to."""
-
     process: subprocess.Popen[bytes]
-    errors: IO[bytes]
+    errors: IO[bytes]  # the file that the coordinator's standard error goes to
 
 
 _started: list[_Started] = []  # the last one is that of the present run
 
 
 class Membership(NamedTuple):
-    """The place of this process in the run.
-
-    Attributes:
-      rank: its rank.
-      number: how many processes the run has.
-      service: HOST:PORT of jax's coordination service.
-      connection: the connection to the coordinator.
-      lines: what the coordinator sends.
-      address: by which other processes reach this one.
-      missing: the ranks that did not join, and that the run goes on without.
-    """
+    """The place of this process in the run."""
 
     rank: int
-    number: int
-    service: str
-    connection: socket.socket
-    lines: TextIO
-    address: str
-    missing: tuple[int, ...] = ()
+    number: int  # of processes in the run
+    service: str  # HOST:PORT of jax's coordination service
+    connection: socket.socket  # to the coordinator
+    lines: TextIO  # what the coordinator sends
+    address: str  # by which other processes reach this one
+    missing: tuple[int, ...] = ()  # the ranks that did not join, and that the run goes on without
 
 
 def meet(address: str, number: int, rank: int, *, timeout_s: float, sizes: Sequence[int] = ()) -> Membership:
     """Returns once all processes have joined, or fewer where `sizes` allows it.
 
-    Args:
-      address: HOST:PORT of the coordinator, on the host of rank 0, with a port above 0.
-      number: how many processes the run has.
-      rank: the rank of this one.
-      timeout_s: seconds to wait. A process that the run goes on without waits until that run ends.
-      sizes: smaller numbers of processes that the run can go on with once `timeout_s` is over.
+    `address` is HOST:PORT of the coordinator, on the host of rank 0, with a port above 0. Once `timeout_s` is over, the
+    run can go on with one of the `sizes`; a process that it goes on without waits until that run ends.
 
     Raises:
-      ConfigError: when two processes have one rank, or say different numbers of processes.
-      DeviceError: when the port is in use, nobody listens at the address, too few join in time, or the
-        coordinator fails.
-      SystemExit: when another process reports the error that ends the meeting, with the status of that error; and with
-        status 0 when this process was waiting for its place in a run that is now done.
+      SystemExit: with the status of the error that another process reports to end the meeting; with status 0 when this
+        process was waiting for its place in a run that is now done.
     """
     host, _, text = address.rpartition(":")
     place = host.strip("[]"), int(text)
@@ -135,7 +116,6 @@ def _listen(address: str, port: int) -> socket.socket | None:
 
 
 def _is_coordinator(port: int) -> bool:
-    """Whether a coordinator of fiddlex listens at a port of this host."""
     with contextlib.suppress(OSError, ValueError), socket.create_connection(("localhost", port), timeout=3) as found:
         send(found, {"ping": True})
         return isinstance(json.loads(found.makefile("r", encoding="utf-8").readline(coordinator.LINE_BYTES)), dict)
@@ -145,11 +125,7 @@ def _is_coordinator(port: int) -> bool:
 def _start(
     server: socket.socket, address: str, number: int, *, timeout_s: float, sizes: Sequence[int]
 ) -> socket.socket:
-    """Starts the coordinator in a session of its own, so that no signal to this process's group reaches it.
-
-    Returns:
-      The connection of rank 0 to the coordinator.
-    """
+    """Starts the coordinator in its own session, which no signal to this group reaches; returns rank 0's connection."""
     connection, first = socket.socketpair()
     arguments = {"address": address, "number": number, "timeout_s": timeout_s, "sizes": list(sizes)}
     arguments |= {"server": server.fileno(), "first": first.fileno()}
@@ -168,11 +144,7 @@ def _start(
 
 
 def coordinators_end() -> str:
-    """How the coordinator that this process has started ended, and the last lines that it wrote.
-
-    Returns:
-      A text such as 'killed by SIGKILL'; empty where it still runs, or another process has started it.
-    """
+    """How this process's coordinator ended ('killed by SIGKILL') and its last lines; empty: it runs or is missing."""
     if not _started:
         return ""
     process, errors = _started[-1]
@@ -200,19 +172,11 @@ def kill_coordinator() -> None:
 
 
 class _Answer(NamedTuple):
-    """How the coordinator let this process in, or closed the connection.
-
-    Attributes:
-      membership: the place of this process; None when the connection was closed.
-      waited: whether the coordinator had told this process to wait for the end of the present run.
-    """
-
-    membership: Membership | None
-    waited: bool
+    membership: Membership | None  # None when the coordinator closed the connection
+    waited: bool  # whether the coordinator had told this process to wait for the end of the present run
 
 
 def _answered(connection: socket.socket, host: str, rank: int) -> _Answer:
-    """What the coordinator at `host` answers to the process that has joined as `rank`."""
     waits, told = False, False
     joined_s = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -249,7 +213,6 @@ def _answered(connection: socket.socket, host: str, rank: int) -> _Answer:
 
 
 def read_messages(lines: TextIO) -> Iterator[dict[str, Any]]:
-    """The messages of a coordinator, until its end."""
     while line := lines.readline(coordinator.LINE_BYTES):
         try:
             message = json.loads(line)
@@ -260,5 +223,4 @@ def read_messages(lines: TextIO) -> Iterator[dict[str, Any]]:
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Sends one message."""
     connection.sendall(json.dumps(message).encode() + b"\n")

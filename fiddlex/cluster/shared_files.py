@@ -11,15 +11,10 @@ _POLL_S = 0.1
 
 
 def not_seen_by(name: str, is_seen: Callable[[], bool]) -> str:
-    """The processes that do not see a file which the first process has written; waits until all have looked.
+    """The processes that do not see a file which the first has written, as in 'rank 1 (host1)'; empty if all see it.
 
-    Args:
-      name: what the file is, for messages.
-      is_seen: whether this process sees the file as it was written; it is asked again for `SEEN_WITHIN_S` seconds, and
-        an OSError counts as no.
-
-    Returns:
-      Their ranks and hosts, as in 'rank 1 (host1) and rank 3 (host3)'; empty if all see it.
+    Waits until all have looked. `is_seen` says whether this process sees the file as it was written; it is asked again
+    for `SEEN_WITHIN_S` seconds, and an OSError counts as no.
     """
     deadline = time.monotonic() + SEEN_WITHIN_S
     while not (seen := _asked(is_seen)) and time.monotonic() < deadline:

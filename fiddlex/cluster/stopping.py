@@ -21,19 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 class AgreedStop:
-    """What the processes have agreed on.
+    """What the processes have agreed on; in a run of one process, `peers` is None.
 
-    Args:
-      peers: the connection to the other processes; None in a run of one process.
-      end: ends a process of several before its first step. In a run of one process, `Stopped` does.
-      logs: whether this process logs for all.
-
-    Attributes:
-      request: why all stop; None before all have agreed.
+    `end` ends a process of several before its first step. In a run of one process, `Stopped` does.
     """
 
     def __init__(self, peers: Peers | None, end: Callable[[int], NoReturn], *, logs: bool = True):
-        self.request: StopRequest | None = None
+        self.request: StopRequest | None = None  # why all stop, once all have agreed
         self._peers, self._end, self._logs = peers, end, logs
         self._changed = threading.Condition()
         self._dispatched = 0  # the last step that this process has dispatched, or is about to
@@ -56,7 +50,7 @@ class AgreedStop:
         """Asks all processes to stop because of signal `number`, whose handler may call this.
 
         Raises:
-          Stopped: in a run of one process that has dispatched no step, with status 128 + `number`.
+          Stopped: in a run of one process that has dispatched no step.
         """
         if self._peers is not None:
             self._peers.request_stop(number)

@@ -12,15 +12,7 @@ from fiddlex.cluster import processes
 
 
 def compiled_by_all(function: Any, name: str) -> Callable[..., Any]:
-    """`function`, but its first call waits until all processes have compiled it for their arguments.
-
-    Args:
-      function: what `jax.jit` returned.
-      name: what the processes wait for, for messages.
-
-    Raises:
-      DeviceError: at the first call, when other processes do not get as far (`processes.barrier`).
-    """
+    """What `jax.jit` returned, but its first call waits until all processes have compiled it for their arguments."""
     if processes.num_processes() == 1:
         return function  # type: ignore[no-any-return]
     waited = False

@@ -76,14 +76,7 @@ class Config(Checked, prefix="config."):
         return self.data.global_batch_size * self.sequences_per_example * self.model.seq_len
 
     def validate(self) -> "Config":
-        """Checks every section and the rules between them.
-
-        Returns:
-          The config itself, so that calls can be chained.
-
-        Raises:
-          ConfigError: when a rule is broken; the message gives the values, the rule and the remedy.
-        """
+        """Checks every section and the rules between them; returns the config itself, or raises ConfigError."""
         for path in PATHS:
             rules.local_path(path, operator.attrgetter(path)(self))
         for section in dataclasses.fields(self):
@@ -142,7 +135,6 @@ class Config(Checked, prefix="config."):
         return self
 
     def _validate_microbatches(self) -> None:
-        """Checks that a replica's batch can be cut into equal microbatches."""
         examples, replicas, m = self.replica_batch_size, self.mesh.data, self.pipeline.num_microbatches
         if examples % m:
             raise ConfigError(
@@ -154,7 +146,6 @@ class Config(Checked, prefix="config."):
             )
 
     def _validate_task(self) -> None:
-        """Checks the rules between the model's objective and its data."""
         task, data = self.model.task, self.data
         labelled = task in LABELLED
         kinds = [name for name, kind in KINDS.items() if kind.labelled == labelled]
@@ -253,8 +244,7 @@ class Config(Checked, prefix="config."):
     def without_unused(self) -> "Config":
         """A copy in which each field that other fields make the run ignore has its default.
 
-        A config that was read from a workdir may have such fields: earlier versions saved them, and an override may
-        have made them so.
+        A workdir's config may have such fields: earlier versions saved them, and an override may have made them so.
         """
         config = copy.deepcopy(self)
         reset_unused(config)
@@ -266,11 +256,7 @@ class Config(Checked, prefix="config."):
 
     @classmethod
     def from_json(cls, text: str) -> "Config":
-        """Reads what `to_json` wrote.
-
-        Raises:
-          ConfigError: on an unknown field (with the nearest name) or a value of the wrong type.
-        """
+        """Reads what `to_json` wrote; ConfigError on an unknown field or a value of the wrong type."""
         try:
             values = json_object(text)
         except ValueError as error:

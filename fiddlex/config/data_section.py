@@ -83,7 +83,6 @@ class DataConfig(Checked, prefix="config.data."):
         return tuple(label.strip() for label in self.labels.split(",")) if self.labels else ()
 
     def validate(self) -> None:
-        """Raises ConfigError when a field is out of its range."""
         for name in ("source", "eval_source"):
             _source(f"data.{name}", getattr(self, name), optional=name == "eval_source")
         rules.fraction("data.mask_fraction", self.mask_fraction)

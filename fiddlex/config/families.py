@@ -26,31 +26,21 @@ OBJECTIVES = ("lm", "mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_cho
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One family of models.
+    """One family of models."""
 
-    Attributes:
-      objectives: what models of the family can be trained to do (`fiddlex.models.task_sizes`); the first is the default
-        of `model.objective`.
-      network: a function from a config to the description of its network (`fiddlex.models.spec.Network`), or the name
-        of such a function, as in `fiddlex.models.descriptions:gpt`.
-      model: a function from a config to the model that computes the network (`fiddlex.models.model.Model`), or the name
-        of such a function.
-      fields: the fields of `config.model` that the family reads, of those with the role `FAMILY`
-        (`fiddlex.config.fields`).
-      sequence_parallel: whether a layer computes the right result where it has a part of the sequence
-        (`mesh.sequence_parallel`), as it does with `fiddlex.models.layers`.
-      dropout: whether a layer drops what `fiddlex.models.context.Context.dropout` says (`model.dropout`).
-    """
-
+    # what its models can be trained to do (`fiddlex.models.task_sizes`); the first is model.objective's default
     objectives: tuple[str, ...]
+    # a function from a config to a `fiddlex.models.spec.Network`, or its name, as `fiddlex.models.descriptions:gpt`
     network: Callable[[Any], Any] | str
+    # a function from a config to the `fiddlex.models.model.Model` that computes the network, or its name
     model: Callable[[Any], Any] | str
+    # those of `config.model` that the family reads, of those with the role `FAMILY` (`fiddlex.config.fields`)
     fields: tuple[str, ...] = ()
+    # whether a layer is right on a part of the sequence (`mesh.sequence_parallel`), as `fiddlex.models.layers` are
     sequence_parallel: bool = False
-    dropout: bool = False
+    dropout: bool = False  # whether a layer drops what `fiddlex.models.context.Context.dropout` says (`model.dropout`)
 
     def __post_init__(self) -> None:
-        """Raises ConfigError when `objectives` is empty or not a tuple of names in `OBJECTIVES`."""
         known = isinstance(self.objectives, tuple) and set(self.objectives) <= set(OBJECTIVES)
         if not (known and self.objectives):
             raise ConfigError(
@@ -90,11 +80,7 @@ BUILT_IN = frozenset(FAMILIES)
 
 
 def family(name: str) -> Family:
-    """The family with this name.
-
-    Raises:
-      ConfigError: when there is no such family, or its entry is not a `Family`.
-    """
+    """The family with this name; ConfigError when there is none, or its entry is not a `Family`."""
     if name not in FAMILIES:
         raise ConfigError(
             f"model.family={name!r}: there is no such family. {rules.nearest(name, FAMILIES)} A family of your own "

@@ -33,37 +33,23 @@ WEIGHTS, _NONE = SHAPES | MEANING, Role(0)
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What is known of a field.
-
-    Attributes:
-      roles: what it decides.
-      needs: values of other fields that use it; of each need, one path must have one of the values.
-      value: name of a property of its section that is compared in its place, since several values may mean the same.
-      short: a name for it that no other field has; empty: its own name, if no other field has that.
-    """
+    """What is known of a field."""
 
     roles: Role
+    # values of other fields that use it; of each need, one path must have one of the values
     needs: tuple[Need, ...] = ()
-    value: str = ""
-    short: str = ""
+    value: str = ""  # property of its section that is compared in its place, since several values may mean the same
+    short: str = ""  # a name for it that no other field has; empty: its own name, if no other field has that
 
 
 def field(default: Any, *facts: Role | Need, value: str = "", short: str = "") -> Any:
-    """Declares a field.
-
-    Args:
-      default: its default.
-      *facts: its roles, and needs as in `Facts.needs`.
-      value: see `Facts`.
-      short: see `Facts`.
-    """
+    """Declares a field: its default and, as in `Facts`, its roles and needs."""
     roles = functools.reduce(operator.or_, (each for each in facts if isinstance(each, Role)), _NONE)
     needs = tuple(each for each in facts if not isinstance(each, Role))
     return dataclasses.field(default=default, metadata={_KEY: Facts(roles, needs, value, short)})
 
 
 def facts_of(of_section: dataclasses.Field[Any]) -> Facts:
-    """What the declaration of a dataclass field says."""
     found: Facts = of_section.metadata.get(_KEY, Facts(_NONE))
     return found
 

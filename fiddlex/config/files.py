@@ -25,23 +25,15 @@ _ARGUMENTS = "ARGUMENTS"
 
 
 class NamedConfig(NamedTuple):
-    """A config that fiddlex comes with.
+    """A config that fiddlex comes with."""
 
-    Attributes:
-      name: what `--config` takes.
-      arguments: the arguments that it says that it takes; `""` where it may be left out.
-      parameter: what `get_config` calls its argument; empty if it takes none.
-      summary: the first line of the file's docstring.
-    """
-
-    name: str
-    arguments: tuple[str, ...]
-    parameter: str
-    summary: str
+    name: str  # what `--config` takes
+    arguments: tuple[str, ...]  # that the file lists; `""` where the argument may be left out
+    parameter: str  # what `get_config` calls its argument; empty if it takes none
+    summary: str  # the first line of the file's docstring
 
 
 def named_configs() -> Iterator[NamedConfig]:
-    """The configs that fiddlex comes with, in alphabetical order."""
     return map(describe, config_names())
 
 
@@ -59,14 +51,11 @@ def describe(named: str) -> NamedConfig:
 
 
 def load_config(spec: str) -> Config:
-    """Runs the config file of `--config`.
+    """Runs the config file of `--config`; returns a copy of what its `get_config` returned.
 
     Args:
       spec: `file.py`, or the name of a config that fiddlex comes with; `file.py:argument` or `name:argument` where the
         file's `get_config` takes an argument (a string). A file that exists goes before a name.
-
-    Returns:
-      A copy of what `get_config` returned.
 
     Raises:
       ConfigError: when the file is missing, fails or ends the program (the message names the line), does not take the
@@ -98,11 +87,7 @@ def _folder() -> pathlib.Path:
 
 
 def _find(named: str) -> str:
-    """The path of a config file that is named by its path or its name.
-
-    Raises:
-      ConfigError: when there is none.
-    """
+    """The path of a config file that is named by its path or its name."""
     named = os.path.expanduser(named)  # no shell expands ~ after --config=
     if os.path.isfile(named):
         return named

@@ -92,11 +92,9 @@ VALUES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "flo
 
 
 def fields_meant(name: str, paths: Iterable[str]) -> list[str]:
-    """The fields that are called `name` in another system or, without their section, in fiddlex.
+    """The fields, of those at `paths`, that are called `name` in another system or, without their section, in fiddlex.
 
-    Args:
-      name: a name without a section, or with a wrong one, as in `lr` or `train.lr`; dashes count as underscores.
-      paths: the paths of all fields, as in `mesh.pipe`.
+    `name` has no section, or a wrong one, as in `lr` or `train.lr`; dashes count as underscores.
     """
     paths, name = list(paths), name.replace("-", "_").lower()
     last = name.rpartition(".")[2]

@@ -22,15 +22,7 @@ _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": F
 
 
 def replaced(config: Config, values: Mapping[str, Any]) -> Config:
-    """A copy of a config with some fields set, not yet validated.
-
-    Args:
-      config: the config to copy; it is not changed.
-      values: the new value of each field to set, by the field's path.
-
-    Raises:
-      ConfigError: when there is no such field, or a value is not of the field's type.
-    """
+    """A copy of a config with some fields set, by path, not yet validated; ConfigError for a wrong path or type."""
     config = copy.deepcopy(config)
     for path, value in values.items():
         check_field(path)
@@ -40,16 +32,9 @@ def replaced(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def override(config: Config, *assignments: str) -> Config:
-    """A copy of a config with some fields set to the values in texts, not yet validated.
+    """A copy of a config with fields set by texts `section.field=value`, not yet validated; ConfigError for others.
 
-    Other fields that these make a run ignore have their defaults.
-
-    Args:
-      config: the config to copy; it is not changed.
-      assignments: texts `section.field=value`, each value in the field's type; `true` or `false` for a bool.
-
-    Raises:
-      ConfigError: when a text has another form, names no field, or gives a value of another type.
+    A bool is written `true` or `false`. Other fields that these make a run ignore have their defaults.
     """
     values = {}
     for assignment in assignments:

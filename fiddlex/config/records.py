@@ -31,11 +31,9 @@ class Checked:
 
     A section's class is declared as `class MeshConfig(Checked, prefix="config.mesh.")`; messages put the prefix before
     field names. `former` has the names of fields of earlier versions, and what replaced each. A field whose type is a
-    dataclass takes an instance of exactly that class. An integer given for a float becomes a float. Copying and
-    pickling work as for any dataclass.
-
-    Raises:
-      ConfigError: for a value of the wrong type, for a name that is no field, and for deleting a field.
+    dataclass takes an instance of exactly that class. An integer given for a float becomes a float. A value of the
+    wrong type, a name that is no field, and deleting a field raise ConfigError. Copying and pickling work as for any
+    dataclass.
     """
 
     _prefix: ClassVar[str]
@@ -70,11 +68,8 @@ def type_name(kind: type) -> str:
 def from_mapping(cls: type, values: Any, prefix: str, **known: Any) -> Any:
     """Builds a `cls` from `values`, and its nested dataclasses from the nested mappings.
 
-    Args:
-      cls: a dataclass whose annotations are types, not strings.
-      values: a mapping of field names to values.
-      prefix: the text before field names in messages: `config.` or `gpus.toml: chip.`.
-      **known: values of fields that are not read from `values`, where these fields must not appear.
+    The annotations of `cls` must be types, not strings. `prefix` is the text before field names in messages, `config.`
+    or `gpus.toml: chip.`. `known` has the values of fields that must not appear in `values`.
 
     Raises:
       ConfigError: on an unknown field (with the nearest name), a missing one, or a value of the wrong type.
@@ -101,20 +96,11 @@ def _is_required(field: dataclasses.Field) -> bool:
 
 @functools.cache
 def _kinds(cls: type) -> dict[str, Any]:
-    """The declared type of each field of a dataclass."""
     return {field.name: field.type for field in dataclasses.fields(cls)}
 
 
 def no_field(cls: type, name: str, fields: Iterable[str], *, prefix: str, meant: str = "") -> str:
-    """The message for a `name` that is none of the `fields` of a dataclass.
-
-    Args:
-      cls: the dataclass.
-      name: what was written.
-      fields: the names of its fields.
-      prefix: the text before field names in messages.
-      meant: a sentence on what was meant, where the caller knows that; empty: the nearest of `fields`, or all of them.
-    """
+    """The message for a `name` that is none of the `fields`; `meant` is a sentence on what was meant, if known."""
     former: Mapping[str, str] = getattr(cls, "_former", {})
     hint = f"It was replaced by {former[name]}." if name in former else meant or rules.nearest(name, fields)
     return f"{prefix.rstrip('.: ')} has no field {_REPR.repr(name)}. {hint}"

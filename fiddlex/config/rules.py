@@ -39,7 +39,6 @@ def close(name: str, names: Sequence[str]) -> str:
 
 
 def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Checks that `value` is one of `choices`."""
     if value not in choices:
         text = f"{name}={_REPR.repr(value)} is not one of {', '.join(choices)}. {close(value, choices)}"
         raise ConfigError(text.rstrip())

@@ -1,8 +1,7 @@
 """The sections of a config that describe a step: the model, the mesh, the pipeline and the optimizer.
 
-`fiddlex.config.data_section` has the section of the data, and `fiddlex.config.train_section` that of the run. Each
-section checks its values in `validate`; `Config.validate` checks rules that involve two sections. Every message gives
-the values, the rule and the remedy.
+Each section checks its values in `validate`; `Config.validate` checks rules that involve two sections. Every message
+gives the values, the rule and the remedy.
 """
 
 import dataclasses
@@ -114,7 +113,6 @@ class ModelConfig(Checked, prefix="config.model."):
         return self.num_kv_heads or self.num_heads
 
     def validate(self) -> None:
-        """Raises ConfigError when a field is out of its range or two fields contradict each other."""
         rules.choice(f"model.family={self.family}: model.objective", self.task, family(self.family).objectives)
         self._validate_family()
         rules.choice("model.dtype", self.dtype, COMPUTE_DTYPES)
@@ -149,7 +147,6 @@ class ModelConfig(Checked, prefix="config.model."):
             )
 
     def _validate_family(self) -> None:
-        """Checks the fields that only some families read."""
         for each in dataclasses.fields(self):
             name, value = each.name, getattr(self, each.name)
             has = FAMILY not in facts_of(each).roles or name in family(self.family).fields
@@ -234,7 +231,6 @@ class MeshConfig(Checked, prefix="config.mesh."):
         return self.pipe * self.tensor
 
     def validate(self) -> None:
-        """Raises ConfigError when a field is out of its range or two fields contradict each other."""
         for axis, size in self.sizes.items():
             rules.at_least(f"mesh.{axis}", size, 1)
         rules.choice("mesh.outermost", self.outermost, OUTERMOST_AXES)
@@ -305,7 +301,6 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
         return self.prediction == "extrapolate" and self.prediction_order == 2
 
     def validate(self) -> None:
-        """Raises ConfigError when a field is out of its range."""
         rules.at_least("pipeline.num_microbatches", self.num_microbatches, 1)
         rules.at_least("pipeline.num_chunks", self.num_chunks, 1)
         check_layers_per_stage(self.layers_per_stage)
@@ -357,10 +352,7 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
 
     @property
     def momentum_field(self) -> str:
-        """The name of the field that holds the decay of the optimizer's momentum.
-
-        It is empty for an optimizer without momentum, and for one of the user's, of which this is not known.
-        """
+        """The field with the decay of the momentum; empty without one, and for a user's rule, where it is unknown."""
         if is_function(self.name):
             return ""
         return {"adafactor": "", "sgd": "momentum", "muon": "momentum"}.get(self.name, "beta1")
@@ -371,7 +363,6 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
         return getattr(self, self.momentum_field) if self.momentum_field else 0.0
 
     def validate(self) -> None:
-        """Raises ConfigError when a field is out of its range."""
         if not is_function(self.name):
             rules.choice("optimizer.name", self.name, OPTIMIZERS)
         rules.choice("optimizer.schedule", self.schedule, LEARNING_RATE_SCHEDULES)

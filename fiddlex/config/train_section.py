@@ -53,7 +53,6 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
     wandb_project: str = ""  # project at Weights & Biases to log to as well; takes the extra wandb
 
     def validate(self) -> None:
-        """Raises ConfigError when a field is out of its range."""
         rules.at_least("train.num_steps", self.num_steps, 1)
         rules.at_least("train.peer_timeout_s", self.peer_timeout_s, 5)
         rules.at_least("train.step_timeout_s", self.step_timeout_s, 0)

@@ -29,21 +29,14 @@ class Other:
 
 
 class Unused(NamedTuple):
-    """A field that is set to something else than its default, and that other fields make the run ignore.
-
-    Attributes:
-      path: the field.
-      by: the other fields.
-      message: what to tell who has set it.
-    """
+    """A field that is set to something else than its default, and that other fields make the run ignore."""
 
     path: str
-    by: Collection[str]
-    message: str
+    by: Collection[str]  # paths of the other fields
+    message: str  # what to tell who has set it
 
 
 def unused(config: "Config") -> Iterator[Unused]:
-    """The fields of a config that are set and that other fields make the run ignore."""
     for section in dataclasses.fields(config):
         holder = getattr(config, section.name)
         for field in dataclasses.fields(holder):
@@ -60,10 +53,8 @@ def unused(config: "Config") -> Iterator[Unused]:
 def reset_unused(config: "Config", *, by: Collection[str] | None = None) -> None:
     """Sets fields that other fields make the run ignore to their defaults.
 
-    Args:
-      config: the config, which is changed.
-      by: paths of fields that were set last. Only what these make the run ignore is reset, and never they themselves;
-        None resets all that is ignored.
+    `by` has the paths of fields that were set last. Only what these make the run ignore is reset, and never they
+    themselves; None resets all that is ignored.
     """
     paths = None if by is None else {*by, *(["model.objective"] if "model.family" in by else [])}
     while found := [
@@ -75,7 +66,6 @@ def reset_unused(config: "Config", *, by: Collection[str] | None = None) -> None
 
 
 def _is_one(config: "Config", path: str, values: tuple[Any, ...]) -> bool:
-    """Whether the field at `path` has one of the `values`."""
     value = _value(config, path)
     for each in values:
         if isinstance(each, Other):
@@ -106,13 +96,10 @@ def _shown(value: Any) -> str:
 
 
 def unused_fields(config: "Config", *, host_stash_slots: int, has_whole: bool) -> list[str]:
-    """A sentence for each field that changes nothing.
+    """A sentence for each field of a valid config that changes nothing.
 
-    Args:
-      config: a valid config.
-      host_stash_slots: slots of the stash in the memory of the host, in the config's schedule
-        (`fiddlex.schedules.buffers.Slots`).
-      has_whole: whether the config's schedule has a whole backward pass (B).
+    The config's schedule has `host_stash_slots` slots of the stash in the memory of the host
+    (`fiddlex.schedules.buffers.Slots`), and a whole backward pass (B) if `has_whole` is true.
     """
     pipeline, mesh = config.pipeline, config.mesh
     found = []

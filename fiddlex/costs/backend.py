@@ -16,46 +16,27 @@ from fiddlex.hardware.topology import Compiler
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """Facts about a backend.
+    """Facts about a backend."""
 
-    Attributes:
-      platform: the platform of its devices as jax names it: `cpu`, `gpu` or `tpu`.
-      fuses: whether the backend fuses long chains of elementwise operations with the products next to them, so that
-        memory holds only their result, not the words of the random generator or exponentials and gradients of logits.
-      rounds_products: whether products of float32 round their inputs to bfloat16 (the default precision), and arrays
-        that only products read are stored in bfloat16.
-      draws_inside: whether random words take no memory although `fuses` is False.
-      rounds_gradients: whether memory holds the gradients of scores and logits only in the compute dtype, in addition
-        to the float32 scores and logits from which they are computed.
-      rounds_logits: whether memory holds the gradients of the logits in the compute dtype, in addition to the float32
-        logits; `rounds_gradients` includes this.
-      scatters_in_place: whether the backend adds rows to an embedding's gradient in place.
-      capability: major number of the CUDA compute capability of the GPUs that it compiles for; 0: unknown.
-      lanes: the backend pads the last dimension of an argument to a multiple of `lanes` and the last but one to a
-        multiple of `sublanes`; it chooses as the last two dimensions those that need the least padding.
-      sublanes: multiple to which the backend pads the last but one dimension, for 4-byte elements.
-      whole_lanes_copy: whether the backend copies the stacked weights of queries, keys and values, transposed, for the
-        backward pass where a head has a multiple of `lanes` elements.
-      reduces_whole: whether the backend runs many reduce-scatters of gradients as an all-reduce, of which each replica
-        keeps its part, so that memory holds all full sums in addition to all partial ones; it does not report which
-        reduce-scatters these are.
-      narrow_head: largest head size for which memory holds the gradient of the probabilities in the compute dtype; for
-        larger heads it holds the product of this gradient and the probabilities, in float32.
-    """
-
-    platform: str
+    platform: str  # as jax names it: `cpu`, `gpu` or `tpu`
+    # products fuse with long elementwise chains: memory holds no random words, exponentials or gradients of logits
     fuses: bool
+    # float32 products round inputs to bfloat16 (default precision), in which memory holds arrays that only they read
     rounds_products: bool
-    draws_inside: bool = False
+    draws_inside: bool = False  # random words take no memory although `fuses` is False
+    # memory holds gradients of scores and logits only in the compute dtype, beside the float32 scores and logits
     rounds_gradients: bool = False
-    rounds_logits: bool = False
-    scatters_in_place: bool = False
-    capability: int = 0
+    rounds_logits: bool = False  # as `rounds_gradients`, which includes this, for logits alone
+    scatters_in_place: bool = False  # it adds rows to an embedding's gradient in place
+    capability: int = 0  # major number of the CUDA compute capability of the GPUs that it compiles for; 0: unknown
+    # arguments' last dimension is padded to a multiple of it; the last two are the dimensions that need least padding
     lanes: int = 1
-    sublanes: int = 1
+    sublanes: int = 1  # their last dimension but one is padded to a multiple of it, for 4-byte elements
+    # if `lanes` divides a head, stacked weights of queries, keys and values are copied, transposed, for backward passes
     whole_lanes_copy: bool = False
+    # many reduce-scatters of gradients, unknown which, run as all-reduces: memory holds full and partial sums
     reduces_whole: bool = False
-    narrow_head: int = 0
+    narrow_head: int = 0  # largest head size for which memory holds the probabilities' gradient in the compute dtype
 
     def tiled(self, shape: tuple[int, ...]) -> int:
         """Elements that an array of 4-byte elements takes, padding included."""

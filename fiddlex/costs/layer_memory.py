@@ -32,54 +32,31 @@ def num_sequences(config: Config) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class LayerMemory:
-    """The memory that one layer's passes take; sizes are in elements unless a line says bytes.
-
-    Attributes:
-      backend: the backend that compiles the layer.
-      recompute: the parts that the backward pass makes again (`PipelineConfig.recomputed`).
-      branches: the branches of the layer, with their operations.
-      tensor: the number of tensor ranks.
-      parts: the number of parts of the sequence, of which a column-parallel product saves only the rank's own; 1: it
-        saves the whole.
-      itemsize: bytes of an element in the compute dtype.
-      operand: bytes of an element of an array that only products read.
-      tokens: the positions of a microbatch, B·S.
-      seq_len: the positions of a sequence, S.
-      hidden: the width of the residual stream, H.
-      residual: the residual stream on a device, B·T·H.
-      scores: attention's scores, B·N·S·S.
-      block_scores: the scores of a block of queries, as the kernel blocked computes them.
-      statistics: one number for each row of the scores, B·N·S.
-      head_size: the width of a head.
-      by_head: queries, keys, values and the result of attention, each head padded as splash reads it.
-      dropout: whether the model has dropout.
-      kernel: the fused kernel of attention, which saves no scores (`FlashKernel.name`).
-      encodes: whether the stash holds activations in 8 bits (`pipeline.stash_dtype`).
-    """
+    """The memory that one layer's passes take; sizes are in elements unless a line says bytes."""
 
     backend: Backend
-    recompute: frozenset[str]
+    recompute: frozenset[str]  # the parts that the backward pass makes again (`PipelineConfig.recomputed`)
     branches: Sequence[Branch]
-    tensor: int
+    tensor: int  # number of tensor ranks
+    # parts of the sequence, of which a column-parallel product saves only the rank's own; 1: it saves the whole
     parts: int
-    itemsize: int
-    operand: int
-    tokens: int
-    seq_len: int
-    hidden: int
-    residual: int
-    scores: int
-    block_scores: int
-    statistics: int
+    itemsize: int  # bytes of an element in the compute dtype
+    operand: int  # bytes of an element of an array that only products read
+    tokens: int  # positions of a microbatch, B·S
+    seq_len: int  # S
+    hidden: int  # width of the residual stream, H
+    residual: int  # the residual stream on a device, B·T·H
+    scores: int  # attention's scores, B·N·S·S
+    block_scores: int  # the scores of a block of queries, as the kernel blocked computes them
+    statistics: int  # one number for each row of the scores, B·N·S
     head_size: int
-    by_head: int
+    by_head: int  # queries, keys, values and the result of attention, each head padded as splash reads it
     dropout: bool
-    kernel: str
-    encodes: bool
+    kernel: str  # the fused kernel of attention, which saves no scores (`FlashKernel.name`); empty: none
+    encodes: bool  # whether the stash holds activations in 8 bits (`pipeline.stash_dtype`)
 
     @classmethod
     def of(cls, config: Config, backend: Backend) -> "LayerMemory":
-        """The memory of the layers of a config."""
         model, tensor, network = config.model, config.mesh.tensor, network_of(config)
         tokens, itemsize = num_sequences(config) * model.seq_len, ITEMSIZES[model.dtype]
         attention = network.attention
@@ -139,10 +116,7 @@ class LayerMemory:
 
     @property
     def _input(self) -> int:
-        """Bytes of the layer's input.
-
-        The first norm saves this input; in post-LN, the second norm saves as many bytes, of the sum before it.
-        """
+        """Bytes of the layer's input; in post-LN, the second norm saves as many, of the sum before it."""
         return self.residual * self.itemsize
 
     def _saved(self, branch: Sequence[Operation]) -> list[Saved]:
@@ -190,13 +164,10 @@ class LayerMemory:
         return sum(each.bytes for each in self._saved(branch)) + self._masks(branch)
 
     def _saved_inside(self) -> list[Saved]:
-        """The activations that the inside of attention saves.
-
-        These are the probabilities and, with dropout, also the probabilities after dropout, unless the backward pass
-        makes these again. A flash kernel saves none.
-        """
+        """The activations that the inside of attention saves; a flash kernel saves none."""
         if self.kernel:
             return []
+        # the probabilities and, with dropout, those after it, unless the backward pass makes these again
         keeps_after = self.dropout and "masks" not in self.recompute
         after = [Saved(self.scores, self.seq_len, self.operand, of_product=True)] * keeps_after
         return [Saved(self.scores, self.seq_len, self.itemsize), *after]
@@ -219,10 +190,7 @@ class LayerMemory:
         return self.tokens * (width // self.tensor)
 
     def _inputs(self, product: Product) -> int:
-        """Elements of a product's input as it is saved.
-
-        Under sequence parallelism this is the gathered input, except for products in pieces, which gather it again.
-        """
+        """Elements of a product's input as it is saved: gathered, except by products in pieces, which gather again."""
         return self._local(product.inputs) if product.split == "inputs" else self._whole_input(product) // self.parts
 
     def _whole_input(self, product: Product) -> int:
@@ -243,12 +211,10 @@ class LayerMemory:
         return [each for branch in self.branches for each in branch if isinstance(each, Product)]
 
     def weight_stash(self) -> int:
-        """Bytes that I saves for W: gradients of the products' outputs and, with `full` recomputation, their inputs.
-
-        Products in pieces exchange in I all that they need: whole gradients of the outputs of row-parallel products,
-        and the whole inputs of column-parallel ones, whether they are recomputed or not.
-        """
+        """Bytes that I saves for W: gradients of the products' outputs and, with `full` recomputation, their inputs."""
         products = [each for each in self._products if not each.shares_input]
+        # Products in pieces exchange in I all that they need: whole gradients of the outputs of row-parallel products,
+        # and the whole inputs of column-parallel ones, whether they are recomputed or not.
         gathered = sum(self._whole_input(each) for each in products if each.split == "outputs" and self.parts > 1)
         local = sum(self._inputs(each) for each in products if each.split == "inputs" or self.parts == 1)
         gradients = sum(map(self._outputs, self._products))
@@ -283,10 +249,7 @@ class LayerMemory:
         return sum((1 + each.num_inputs) * self._local(each.units) * self.itemsize for each in activations)
 
     def _gathered_again(self, branch: Branch, *, again: bool) -> int:
-        """Bytes that a branch's first products hold while they gather their input again for the kernels' gradients.
-
-        These are the whole input, the gradients of the outputs and, if recomputed, what the branch has saved so far.
-        """
+        """Bytes that a branch's first products hold while they gather their input again for the kernels' gradients."""
         first = list(itertools.takewhile(lambda each: isinstance(each, Norm | Product), branch))
         products = [each for each in first if isinstance(each, Product)]
         outputs = sum(map(self._outputs, products)) * self.itemsize
@@ -298,19 +261,16 @@ class LayerMemory:
         return self.scores * FLOAT32 * (not self.kernel) + self._probabilities()
 
     def _attention_forward(self) -> int:
-        """Bytes that attention's forward pass holds.
-
-        These are the scores and, unless `Backend.fuses`, also the arrays that the inside of attention saves and, for
-        the dropout of each score, two random words and the two words before them. The kernel splash reads and writes
-        heads one after the other, and writes its sum of each row of the scores to all lanes. The kernel blocked holds
-        the scores of a block of queries and their exponentials.
-        """
+        """Bytes that attention's forward pass holds."""
         if self.kernel == BLOCKED:
+            # the scores of a block of queries, and their exponentials
             return 2 * self.block_scores * FLOAT32 + self._probabilities()
         if self.kernel == SPLASH:
+            # It reads and writes heads one after the other, and writes its sum of each row of the scores to all lanes.
             return self.by_head * self.itemsize + self.statistics * self.backend.lanes * FLOAT32
         if self.backend.fuses:
             return self.scores * FLOAT32
+        # for the dropout of each score, two random words and the two words before them
         words = 4 * self.scores * WORD * (self.dropout and not self.backend.draws_inside)
         return self._softmax() + words
 
@@ -329,6 +289,7 @@ class LayerMemory:
             return self._softmax() * self._scores_again + 2 * self.scores * FLOAT32
         if not self._scores_again:  # probabilities as read, probabilities as operands, and both gradients
             return self.scores * (self.itemsize + 3 * self.operand)
+        # for larger heads, the product of the probabilities and their gradient, in float32
         weighted = FLOAT32 if self.head_size > self.backend.narrow_head else 0
         return self.scores * (FLOAT32 + self.itemsize + weighted)
 
@@ -352,18 +313,17 @@ class LayerMemory:
 def outside_layers(config: Config, backend: Backend) -> int:
     """Bytes at the peak of embedding and head, whichever takes more.
 
-    The head holds this device's slice of the logits in float32, B·P·V where it scores P positions of a row. Unless
-    `Backend.fuses`, it also holds their exponentials and gradients. With `Backend.rounds_gradients` or
-    `Backend.rounds_logits` it holds, in addition to the logits, only the rounded gradients. It also holds the
-    activations that it scores, with their gradients. The embedding's backward pass holds the gradient of the table's
-    slice, V·H, in float32, before and, unless `Backend.scatters_in_place`, after it adds rows to this gradient.
+    The head holds this device's slice of the logits in float32, B·P·V where it scores P positions of a row; unless
+    `Backend.fuses`, it also holds their exponentials and gradients. It also holds the activations that it scores, with
+    their gradients. The embedding's backward pass holds the gradient of the table's slice, V·H, in float32, before and,
+    unless `Backend.scatters_in_place`, after it adds rows to this gradient.
     """
     network, itemsize = network_of(config), ITEMSIZES[config.model.dtype]
     columns = config.padded_vocab_size // config.mesh.vocab_shards
     tokens = num_sequences(config) * config.model.seq_len
     scored = num_sequences(config) * network.task.num_scored
     if backend.rounds_gradients or backend.rounds_logits:
-        of_logit = FLOAT32 + itemsize
+        of_logit = FLOAT32 + itemsize  # in addition to the logits, only the rounded gradients
     else:
         of_logit = FLOAT32 if backend.fuses else 3 * FLOAT32
     logits = scored * columns * of_logit

@@ -2,12 +2,10 @@
 
 The parts are in `weight_memory` (weights, gradients, optimizer), `layer_memory` (what the passes through layers,
 embedding and head save, and what they hold while they run) and `backend` (XLA's choices that the program does not
-determine). Every device has arrays of the same shapes, so the numbers are the same for all devices. Invariant: each
+determine). Every device has arrays of the same shapes, so the numbers are the same for all devices. They leave out the
+few bytes that depend on the number of microbatches: dropout keys, losses and the schedule's table. Invariant: each
 number follows from the program or is a fact of the backend, found by experiment; none is fitted. docs/memory.md reports
 the accuracy.
-
-The estimate leaves out the few bytes that depend on the number of microbatches: dropout keys, losses and the schedule's
-table.
 """
 
 import math
@@ -26,42 +24,25 @@ WORD = 4  # bytes of an element of a batch: of a token, a target, a weight of a 
 
 
 class Memory(NamedTuple):
-    """Bytes on one device, by purpose.
+    """Bytes on one device, by purpose."""
 
-    Attributes:
-      weights: float32 master weights, sharded over `data` with ZeRO-1.
-      optimizer: optimizer state, sharded in the same way as the master weights.
-      compute_weights: gathered weights in the compute dtype; 0: the step computes with the master weights.
-      versions: older versions of the compute weights, which the batches in flight use; and what prediction adds, the
-        head's own versions and the last update.
-      gradients: float32 gradient sums of all batches in flight.
-      stash: activations that forward passes save for backward passes, in all slots, and one that is on its way to the
-        host or back.
-      weight_stash: arrays that passes I save for W, in all slots.
-      inboxes: received activations and gradients that wait for use, trash slots included, and one outgoing gradient.
-      working: arrays of the pass through one layer, embedding or head while it runs, whichever takes most.
-      update: arrays for reducing gradients or gathering weights, before and after the loop over ticks.
-      inputs: the step's batch, and the later batches that are in flight.
-      host_state: master weights and optimizer state in the memory of the host (`optimizer.offload`), each device's own.
-      host_weights: compute weights and reduced gradients of the layers in the memory of the host
-        (`pipeline.weights_memory`).
-      host_stash: what waits in the memory of the host of `stash` (`pipeline.stash_memory`), in all slots.
-    """
-
-    weights: int
-    optimizer: int
-    compute_weights: int
+    weights: int  # float32 master weights, sharded over `data` with ZeRO-1
+    optimizer: int  # optimizer state, sharded in the same way as the master weights
+    compute_weights: int  # gathered weights in the compute dtype; 0: the step computes with the master weights
+    # older compute weights, of batches in flight; and of prediction, the head's own versions and the last update
     versions: int
-    gradients: int
+    gradients: int  # float32 gradient sums of all batches in flight
+    # activations that forward passes save for backward passes, in all slots, and one on its way to the host or back
     stash: int
-    weight_stash: int
+    weight_stash: int  # arrays that passes I save for W, in all slots
+    # received activations and gradients that wait for use, trash slots included, and one outgoing gradient
     inboxes: int
-    working: int
-    update: int
-    inputs: int
-    host_state: int = 0
-    host_weights: int = 0
-    host_stash: int = 0
+    working: int  # arrays of the pass through one layer, embedding or head while it runs, whichever takes most
+    update: int  # arrays for reducing gradients or gathering weights, before and after the loop over ticks
+    inputs: int  # the step's batch, and the later batches that are in flight
+    host_state: int = 0  # master weights and optimizer state on the host (`optimizer.offload`), each device's own
+    host_weights: int = 0  # compute weights and reduced gradients of the layers on the host (`pipeline.weights_memory`)
+    host_stash: int = 0  # what waits on the host of `stash` (`pipeline.stash_memory`), in all slots
 
     @property
     def of_device(self) -> dict[str, int]:
@@ -144,15 +125,7 @@ def device_memory(
 
 
 def scoring_memory(config: Config, placement: LayerPlacement, backend: Backend) -> Memory:
-    """The least memory that scoring a batch takes on a device: its arrays without those inside the layers.
-
-    These are the weights, the batch, and in `working` the float32 logits of a microbatch.
-
-    Args:
-      config: a valid config.
-      placement: placement of the layers on stages.
-      backend: backend that compiles the program.
-    """
+    """The least that scoring a batch takes: weights, batch and, in `working`, the float32 logits of a microbatch."""
     weights = weight_bytes(config, placement.rows_per_rank, backend)
     columns = config.padded_vocab_size // config.mesh.vocab_shards
     scored = num_sequences(config) * network_of(config).task.num_scored
@@ -206,11 +179,8 @@ def _compute_weights(config: Config, weights: WeightBytes, backend: Backend, *, 
 
 
 def _reduced(config: Config, weights: WeightBytes, backend: Backend) -> int:
-    """Bytes that the reduced gradients add to the unreduced ones; with one replica, bytes of the updates.
-
-    A backend that fuses elementwise work (`Backend.fuses`) holds no updates in memory.
-    """
-    if config.mesh.data == 1 and backend.fuses:
+    """Bytes that the reduced gradients add to the unreduced ones; with one replica, bytes of the updates."""
+    if config.mesh.data == 1 and backend.fuses:  # a backend that fuses elementwise work holds no updates in memory
         return 0
     if config.pipeline.streams:  # those of the layers are on the host
         return weights.reduced_outer

@@ -6,21 +6,13 @@ from fiddlex.config.values.stash import encoded_bytes
 
 
 class Saved(NamedTuple):
-    """An activation that a forward pass saves.
-
-    Attributes:
-      elements: number of its elements.
-      width: the size of its last dimension.
-      itemsize: bytes of an element, unless it is encoded.
-      of_product: whether it is the input of a product.
-      is_input: whether it is the layer's input, which is never encoded.
-    """
+    """An activation that a forward pass saves."""
 
     elements: int
-    width: int
-    itemsize: int
-    of_product: bool = False
-    is_input: bool = False
+    width: int  # size of the last dimension
+    itemsize: int  # bytes of an element, unless it is encoded
+    of_product: bool = False  # whether it is the input of a product
+    is_input: bool = False  # whether it is the layer's input, which is never encoded
 
     @property
     def bytes(self) -> int:

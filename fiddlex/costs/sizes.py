@@ -36,9 +36,9 @@ def paper_num_parameters(config: ModelConfig) -> int:
 def model_flops(config: Config) -> float:
     """The operations that a step needs: forward and backward pass over the global batch, without recomputation.
 
-    The result is three times the operations of the forward pass, since the backward pass takes twice as many. It counts
-    only matrix products, with two operations for each multiply-add. In the forward pass the layers take
-    2Bsl(4h² + 2hf + 2sh). The head takes, where an example has P masked tokens:
+    They are three times those of the forward pass, since the backward pass takes twice as many. Only matrix products
+    count, with two operations for each multiply-add. In the forward pass the layers take 2Bsl(4h² + 2hf + 2sh). The
+    head takes, where an example has P masked tokens:
 
     - GPT: 2BshV. With f = 4h the whole step takes 72Bslh²(1 + s/(6h) + V/(12lh)): section 5.1 and appendix, without the
       recomputation. As in the paper, attention counts the whole s × s square, even where a causal kernel skips half of

@@ -14,24 +14,14 @@ from fiddlex.hardware.topology import Topology, catalogue, load_topology
 
 
 class Throughput(NamedTuple):
-    """What a step gets done, to be divided by its time.
+    """What a step gets done, to be divided by its time."""
 
-    Attributes:
-      tokens: the number of tokens of a batch.
-      device_flops: operations of the model in a step, by the number of devices.
-      peak_flops: operations/s of a device in matrix products of the model's dtype; None: unknown.
-    """
-
-    tokens: int
-    device_flops: float
-    peak_flops: float | None
+    tokens: int  # of a batch
+    device_flops: float  # operations of the model in a step, by the number of devices
+    peak_flops: float | None  # operations/s of a device in matrix products of the model's dtype; None: unknown
 
     def rates(self, step_time_s: float) -> dict[str, float]:
-        """What a record says of a step that takes so long.
-
-        Returns:
-          `step_time_s`, `tokens_per_second` and `model_tflops_per_device`, and `mfu` where the peak is known.
-        """
+        """What a record says of a step that takes so long; it has `mfu` only where the peak is known."""
         flops = self.device_flops / step_time_s
         rates = {
             "step_time_s": step_time_s,
@@ -42,15 +32,7 @@ class Throughput(NamedTuple):
 
 
 def throughput(config: Config, device_kind: str) -> Throughput:
-    """The throughput of a config's steps.
-
-    Args:
-      config: the config.
-      device_kind: what jax calls the kind of the devices.
-
-    Raises:
-      ConfigError: when `train.topology` is no topology, or its chip has no peak for the model's dtype.
-    """
+    """The throughput of a config's steps; `device_kind` is what jax calls the kind of the devices."""
     return Throughput(
         config.tokens_per_step, model_flops(config) / config.mesh.num_devices, _peak_flops(config, device_kind)
     )
@@ -69,14 +51,7 @@ def _peak_flops(config: Config, device_kind: str) -> float | None:
 
 
 def topology_of(config: Config, device_kind: str) -> Topology | None:
-    """The cluster that a config runs on: `train.topology`, else that of the catalogue which has such devices.
-
-    Args:
-      config: the config.
-      device_kind: what jax calls the kind of the devices.
-
-    Returns:
-      The topology; None when the catalogue has none with such devices.
+    """The cluster that a config runs on: `train.topology`, else that of the catalogue which has such devices, or None.
 
     Raises:
       ConfigError: when `train.topology` is no topology.

@@ -35,11 +35,8 @@ def master_shape(parameter: Parameter, config: Config) -> tuple[int, ...]:
 
 
 def num_factors(parameter: Parameter, config: Config) -> int:
-    """The number of elements in the factors of Adafactor's second moments; 0 where it stores all moments.
-
-    Every device holds the whole factors. The sizes without padding decide whether Adafactor factors the moments, as in
-    `fiddlex.train.step.blockwise`.
-    """
+    """The elements in Adafactor's factors of second moments, all on every device; 0 where it stores all moments."""
+    # the sizes without padding decide, as in `fiddlex.train.step.blockwise`
     by_size = sorted(range(len(parameter.shape)), key=parameter.shape.__getitem__)
     if len(by_size) < 2 or parameter.shape[by_size[-2]] < MIN_FACTORED_SIZE:
         return 0
@@ -48,13 +45,7 @@ def num_factors(parameter: Parameter, config: Config) -> int:
 
 
 def num_moments(optimizer: str, momentum: float, *, matrix: bool = True) -> int:
-    """How many numbers an optimizer stores for each weight, without Adafactor's factors.
-
-    Args:
-      optimizer: name of the optimizer; a function of the user's says it (`fiddlex.config.user_code.own_rules`).
-      momentum: momentum of sgd; without momentum, sgd stores nothing.
-      matrix: whether the weights are the matrices of layers, as most weights are.
-    """
+    """How many numbers an optimizer stores for a weight, of a layer's matrix or not, without Adafactor's factors."""
     if is_function(optimizer):
         return rule_function(optimizer)[1]
     if optimizer == "sgd":
@@ -71,50 +62,28 @@ def device_parameters(config: Config, rows: int) -> int:
 
 
 class WeightBytes(NamedTuple):
-    """Bytes on one device.
+    """Bytes on one device."""
 
-    Attributes:
-      layers: the layers' weights in float32.
-      kernels: the part of `layers` that matrix products use.
-      outer: the weights of embedding and head in float32.
-      reduced_layers: the layers' gradients, reduced over `data` onto the shards of the master weights.
-      reduced_outer: the gradients of embedding and head, reduced over `data` onto the shards of the master weights.
-      master: the master weights on the device.
-      optimizer: the optimizer state on the device.
-      host: master weights and optimizer state in the memory of the host (`optimizer.offload`).
-      streamed: what the device holds of `host` at a time while it updates them.
-      host_weights: the layers' compute weights and reduced gradients in the memory of the host
-        (`pipeline.weights_memory`).
-    """
-
-    layers: int
-    kernels: int
-    outer: int
-    reduced_layers: int
-    reduced_outer: int
+    layers: int  # the layers' weights in float32
+    kernels: int  # the part of `layers` that matrix products use
+    outer: int  # the weights of embedding and head in float32
+    reduced_layers: int  # the gradients of `layers`, reduced over `data` onto the shards of the master weights
+    reduced_outer: int  # the gradients of `outer`, reduced in the same way
     master: int
     optimizer: int
-    host: int = 0
-    streamed: int = 0
-    host_weights: int = 0
+    host: int = 0  # master weights and optimizer state in the memory of the host (`optimizer.offload`)
+    streamed: int = 0  # what the device holds of `host` at a time while it updates them
+    host_weights: int = 0  # the layers' compute weights and reduced gradients on the host (`pipeline.weights_memory`)
 
 
 class _Stored(NamedTuple):
-    """What the train state stores of one weight, or of one weight of all layers.
+    """What the train state stores of one weight, or of one weight of all layers."""
 
-    Attributes:
-      rows: number of layers; 1 for a weight outside the layers.
-      size: number of elements of the master weight, with the backend's padding.
-      moments: how many numbers the optimizer stores for each element.
-      factors: number of elements of Adafactor's factors.
-      offloaded: whether weight and moments are in the memory of the host.
-    """
-
-    rows: int
-    size: int
-    moments: int
-    factors: int
-    offloaded: bool
+    rows: int  # number of layers; 1 for a weight outside the layers
+    size: int  # number of elements of the master weight, with the backend's padding
+    moments: int  # how many numbers the optimizer stores for each element
+    factors: int  # number of elements of Adafactor's factors
+    offloaded: bool  # whether weight and moments are in the memory of the host
 
     @classmethod
     def of(cls, parameter: Parameter, config: Config, backend: Backend, *, rows: int = 0) -> "_Stored":
@@ -135,12 +104,10 @@ class _Stored(NamedTuple):
         return self.size * (1 + self.moments)
 
     def streamed(self, backend: Backend, *, with_gradient: bool) -> int:
-        """Number of elements that the device holds at a time while it updates the weight from the host.
-
-        There are a row and the next one, and on GPUs the results of a third; where there is one row, it and its result.
-        A gradient that comes from the host has no result.
-        """
+        """Number of elements that the device holds at a time while it updates the weight from the host."""
+        # a row and the next one, and on GPUs the results of a third; where there is one row, it and its result
         held = 3 if backend.platform == "gpu" and self.rows > 1 else 2
+        # a gradient that comes from the host has no result
         gradients = 2 * self.size if with_gradient and self.rows > 1 else 0
         return self.offloaded * (held * self.whole + gradients) // self.rows
 

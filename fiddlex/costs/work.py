@@ -1,14 +1,13 @@
 """The work of one device for one microbatch: matrix products, and the memory traffic of the other operations.
 
 The functions sum over the operations of `fiddlex.models.spec`, on a device that holds 1/t of the layer's heads and
-hidden units. Each multiply-add of a product counts as two operations. For each product of the forward pass the backward
-pass has one for the gradient of the input (I) and one for the gradient of the weight (W) (Narayanan et al., SC 2021,
-appendix). With `mesh.collective_matmul` the products of F and I with weights run in pieces, each of which reads the
-whole kernel; W has one product for each kernel. Traffic is the bytes that fused elementwise work reads and writes. An
-encoded stash (`pipeline.stash_dtype`) adds that of encoding to F, and that of decoding to I and to W, which decodes the
-inputs of products.
-Invariant: summed over the devices, the operations of a step's products are `fiddlex.costs.sizes.model_flops`, except
-for the label heads; with the recomputed products, they are `hardware_flops`.
+hidden units. For each product of the forward pass the backward pass has one for the gradient of the input (I) and one
+for the gradient of the weight (W) (Narayanan et al., SC 2021, appendix). With `mesh.collective_matmul` the products of
+F and I with weights run in pieces, each of which reads the whole kernel; W has one product for each kernel. Traffic is
+the bytes that fused elementwise work reads and writes. An encoded stash (`pipeline.stash_dtype`) adds that of encoding
+to F, and that of decoding to I and to W, which decodes the inputs of products. Invariant: summed over the devices, the
+operations of a step's products are `fiddlex.costs.sizes.model_flops`, except for the label heads; with the recomputed
+products, they are `hardware_flops`.
 """
 
 import dataclasses
@@ -63,22 +62,13 @@ class Work:
 
     @property
     def flops(self) -> float:
-        """Number of operations of the products."""
         return sum(product.flops for product in self.products)
 
     def seconds(self, chip: Chip, dtype: str, efficiency: float) -> float:
         """Seconds on a chip: those of each product, plus those of the memory traffic.
 
-        A product takes the longer of two times: its operations at a share of the peak, and its elements at the memory's
-        bandwidth. This is the roofline model (Williams et al., CACM 2009) for each product by itself.
-
-        Args:
-          chip: the device.
-          dtype: dtype of the products.
-          efficiency: share of the chip's peak that large products reach.
-
-        Raises:
-          ConfigError: when the chip has no peak for that dtype.
+        A product takes the longer of two times: its operations at the share `efficiency` of the peak, and its elements
+        at the memory's bandwidth. This is the roofline model (Williams et al., CACM 2009) for each product by itself.
         """
         peak, itemsize = chip.peak(dtype) * efficiency, ITEMSIZES[dtype]
         products = (max(each.flops / peak, each.elements * itemsize / chip.memory_bandwidth) for each in self.products)
@@ -87,19 +77,12 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class LayerWork:
-    """The work of one layer for one microbatch.
+    """The work of one layer for one microbatch."""
 
-    Attributes:
-      forward: work of F.
-      again: work that `pipeline.recompute` repeats before the backward pass.
-      backward_input: work of I.
-      backward_weight: work of W.
-    """
-
-    forward: Work
-    again: Work
-    backward_input: Work
-    backward_weight: Work
+    forward: Work  # F
+    again: Work  # what `pipeline.recompute` repeats before the backward pass
+    backward_input: Work  # I
+    backward_weight: Work  # W
 
 
 NEWTON_SCHULZ_ITERATIONS = 5  # of Muon (`fiddlex.train.step.muon`)
@@ -110,9 +93,6 @@ def update_work(config: Config) -> Work:
 
     Each iteration on an r × c matrix X, r ≤ c, computes A = X Xᵀ, A A and a product of an r × r matrix with X. A pipe
     rank deals its matrices out to its devices; each has whole ones.
-
-    Args:
-      config: a valid config.
     """
     if config.optimizer.name != "muon":
         return Work()
@@ -138,12 +118,9 @@ def update_work(config: Config) -> Work:
 def layer_work(config: Config, *, flash: bool = False, in_blocks: bool = False) -> LayerWork:
     """The work of one layer for one microbatch.
 
-    Args:
-      config: config that gives the sizes.
-      flash: whether attention runs in a fused kernel, which writes no scores, skips the scores that a causal model
-        masks, and recomputes the scores in the backward pass (Dao et al., FlashAttention, NeurIPS 2022).
-      in_blocks: whether `mesh.collective_matmul` cuts products into blocks; otherwise they run in rings
-        (`fiddlex.hardware.pieces`).
+    With `flash`, attention runs in a fused kernel, which writes no scores, skips the scores that a causal model masks,
+    and recomputes the scores in the backward pass (Dao et al., FlashAttention, NeurIPS 2022). With `in_blocks`,
+    `mesh.collective_matmul` cuts products into blocks; otherwise they run in rings (`fiddlex.hardware.pieces`).
     """
     sizes = _Sizes.of(config, in_blocks=in_blocks)
     around, (scores, values) = tuple(map(sizes.in_pieces, sizes.products())), sizes.attention()
@@ -192,27 +169,15 @@ def _again(recomputed: frozenset[str], sizes: "_Sizes", forward: Work, probabili
 
 
 class ExchangedWork(NamedTuple):
-    """The products beside which one exchange runs (`fiddlex.models.collective_matmul`), for one microbatch.
+    """The products beside which one exchange runs (`fiddlex.models.collective_matmul`), for one microbatch."""
 
-    Attributes:
-      gathers: whether the exchange of F gathers the input of the products, and that of I sums the gradients of this
-        input; otherwise the exchange of F sums the results of the product, and that of I gathers their gradients.
-      forward: products of F, in pieces.
-      backward_input: products of I.
-    """
-
-    gathers: bool
-    forward: Work
-    backward_input: Work
+    gathers: bool  # F gathers the products' input, and I sums its gradients; else F sums results, I gathers gradients
+    forward: Work  # products of F, in pieces
+    backward_input: Work  # products of I
 
 
 def exchanged_work(config: Config, *, in_blocks: bool) -> tuple[ExchangedWork, ...]:
-    """The products of a layer by the exchanges beside which they run; products that share their input share one.
-
-    Args:
-      config: config that gives the sizes, with `mesh.collective_matmul`.
-      in_blocks: as in `layer_work`.
-    """
+    """The products of a layer by the exchanges beside which they run; products that share their input share one."""
     sizes = _Sizes.of(config, in_blocks=in_blocks)
     operations = (each for each in sizes.network.operations if isinstance(each, spec.Product))
     groups: list[tuple[spec.Product, list[MatrixProduct]]] = []
@@ -228,26 +193,15 @@ def exchanged_work(config: Config, *, in_blocks: bool) -> tuple[ExchangedWork, .
 
 
 class EdgeWork(NamedTuple):
-    """The work before the first stage and after the last, for one microbatch and 1/shards of the vocabulary.
+    """The work before the first stage and after the last, for one microbatch and 1/shards of the vocabulary."""
 
-    Attributes:
-      embed: work of the lookup in the embedding table.
-      head: work of the loss and its gradient.
-      embed_backward: work of the addition of the gradient to the embedding table.
-    """
-
-    embed: Work
-    head: Work
-    embed_backward: Work
+    embed: Work  # the lookup in the embedding table
+    head: Work  # the loss and its gradient
+    embed_backward: Work  # the addition of the gradient to the embedding table
 
 
 def edge_work(config: Config, *, shards: int) -> EdgeWork:
-    """The work of embedding and head, without label heads, which read one position of each sequence.
-
-    Args:
-      config: config that gives the sizes.
-      shards: number of shards of the vocabulary.
-    """
+    """The work of embedding and head, without label heads, which read one position of each sequence."""
     sizes, itemsize = _Sizes.of(config), ITEMSIZES[config.model.dtype]
     scored = num_sequences(config) * sizes.network.task.num_scored
     columns = -(-config.model.vocab_size // shards)
@@ -346,15 +300,13 @@ class _Sizes:
         return self.num_sequences * (self.network.attention.heads // self.tensor) * self.seq_len**2
 
     def made_again(self, recomputed: frozenset[str]) -> float:
-        """Bytes that a backward pass reads and writes to make inputs of products, and masks of the stream, again.
-
-        The random words of a mask are written and read once.
-        """
+        """Bytes that a backward pass reads and writes to make inputs of products, and masks of the stream, again."""
         total = 0.0
         for before, operation in itertools.pairwise(self.network.operations):
             if isinstance(operation, spec.Product) and operation.made_by in recomputed:
                 total += self._stream(before) * self.itemsize
             if isinstance(operation, spec.Residual) and self.dropout and "masks" in recomputed:
+                # the random words of a mask are written and read once
                 total += 2 * WORD * self.tokens * self.network.hidden / self.split
         return total
 

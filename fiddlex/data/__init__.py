@@ -1,9 +1,4 @@
-"""Data: documents or tables → tokens → examples → batches.
-
-`load_corpus` reads the text that a config names and splits it. `read_classification` and `read_multiple_choice` read
-labelled texts, and `split_table` splits them. `read_continuations` reads the texts of continuation files. An
-`ExampleSource` makes examples of any of these, and `Loader` and `eval_batches` make batches.
-"""
+"""Data: documents or tables → tokens → examples (`ExampleSource`) → batches (`Loader`, `eval_batches`)."""
 
 from fiddlex.data.continuations import (
     Continuation,

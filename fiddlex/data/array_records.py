@@ -28,14 +28,7 @@ _SUPPORTED = (
 def read_array_records(path: Path, column: str) -> dict[str, list[TextRows]]:
     """The ArrayRecord file `path`, or every file below the folder `path` with `.array_record` in its name, by split.
 
-    Args:
-      path: the file or folder; `files_by_split` tells the split of a file.
-      column: `data.text_column`, the key of the text where records are JSON objects.
-
-    Raises:
-      DataError: when there is no such file or folder, no such file in it, a file is damaged or truncated, or its
-        first record is neither a text nor a JSON object with the key.
-      OSError: when a folder cannot be read.
+    Where records are JSON objects, `column` (`data.text_column`) is the key of the text.
     """
     if not path.exists():
         raise DataError(f"array_record:{path}: there is no such file or folder. Check the path.")
@@ -84,7 +77,6 @@ class _Records:
         return len(self._source)
 
     def read(self, numbers: list[int]) -> list[bytes]:
-        """The records with these numbers."""
         try:
             return [bytes(record) for record in self._source.__getitems__(numbers)]
         except Exception as error:

@@ -15,9 +15,8 @@ _LISTED_NAMES = 20
 class BadLineError(ValueError):
     """A line that is bad, and why.
 
-    Args:
-      reason: a few words under which skipped lines are counted.
-      message: sentences with the value and the rule, and the remedy if correcting the line is not the only one.
+    `reason` is a few words under which skipped lines are counted; `message` has sentences with the value and the rule,
+    and the remedy if correcting the line is not the only one.
     """
 
     def __init__(self, reason: str, message: str):
@@ -26,26 +25,15 @@ class BadLineError(ValueError):
 
 
 def text_of(values: Mapping[str, Any], name: str, *, named_by: str = "", may_be_empty: bool = False) -> str:
-    """The text of a cell or key.
+    """The text of a cell or key; raises BadLineError when it is missing, not a string, empty or of invalid characters.
 
-    Args:
-      values: the cells or keys of a line.
-      name: name of the column or key.
-      named_by: the config field that names it, if one does.
-      may_be_empty: whether the text may have nothing but white space.
-
-    Raises:
-      BadLineError: when the value is missing, not a text, empty, or not made of valid characters.
+    `named_by` is the config field that names it, if one does, for the message.
     """
     return checked_text(value_of(values, name, named_by=named_by), name, may_be_empty=may_be_empty)
 
 
 def value_of(values: Mapping[str, Any], name: str, *, named_by: str = "") -> Any:
-    """The value of a cell or key.
-
-    Raises:
-      BadLineError: when the value is missing.
-    """
+    """The value of a cell or key; raises BadLineError when there is none."""
     if name not in values:
         which = f", which {named_by} names" if named_by else ""
         raise BadLineError(MISSING_KEY, f"there is no key {name!r}{which}. {nearest(name, values)}")
@@ -78,16 +66,7 @@ def checked_string(value: Any, name: str) -> str:
 
 
 def choice_index(value: Any, num_choices: int, *, name: str) -> int:
-    """The choice that a label names: an index from 0, as a number or as text, or a letter from A.
-
-    Args:
-      value: the value of the label's column or key.
-      num_choices: number of choices.
-      name: name of the column or key.
-
-    Raises:
-      BadLineError: when the value names no choice.
-    """
+    """The choice that a label names: an index from 0, as a number or as text, or a letter from A; else BadLineError."""
     last = string.ascii_uppercase[min(num_choices, 26) - 1]
     if isinstance(value, str) or type(value) is int:  # not bool
         text = str(value).strip()
@@ -103,11 +82,7 @@ def choice_index(value: Any, num_choices: int, *, name: str) -> int:
 
 
 def checked_choices(value: Any, name: str) -> tuple[str, ...]:
-    """The choices in a key that holds a list of texts.
-
-    Raises:
-      BadLineError: when the value is not a list, or one of the choices is not a text or is empty.
-    """
+    """The choices in a key that holds a list of texts; raises BadLineError for another value or an empty text."""
     if not isinstance(value, list):
         raise BadLineError("wrong type", f"{name!r} is {shown(value)}, and must be a list of strings.")
     return tuple(checked_text(choice, f"{name}[{i}]") for i, choice in enumerate(value))

@@ -10,32 +10,20 @@ from fiddlex.data.megatron.blend import Blend, interleaved
 
 
 class BlendedExamples:
-    """Sources to train on, and their weights.
+    """Sources to train on, and their weights (`Blend`).
 
     A blend has no epochs; each of its sources has. The loader takes each example of a source once before it takes any
     of them again, in an order that is drawn anew for each epoch of the source. At every step the sources have given as
     many examples as their weights ask for, to within the number of sources.
-
-    Args:
-      sources: the sources.
-      weights: their weights, above 0; only their ratios count.
-
-    Attributes:
-      sources: the sources.
-      blend: the order in which they give examples.
     """
 
     def __init__(self, sources: Sequence[ExampleSource], weights: Sequence[Fraction]):
         self.sources = tuple(sources)
-        self.blend = Blend(weights)
+        self.blend = Blend(weights)  # the order in which the sources give examples
 
 
 class InterleavedExamples:
-    """All examples of several sources, each once. Any first part of them has a share of every source.
-
-    Args:
-      sources: sources to evaluate on.
-    """
+    """All examples of several sources, each once. Any first part of them has a share of every source."""
 
     def __init__(self, sources: Sequence[ExampleSource]):
         self._sources = sources
@@ -45,6 +33,5 @@ class InterleavedExamples:
         return len(self._places)
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
-        """Example `index` as it is in `epoch`."""
         source, number = self._places[checked(index, len(self))].tolist()
         return self._sources[source].example(number, epoch=epoch)

@@ -10,14 +10,9 @@ _CHUNK_TOKENS = 2**22
 
 
 def find_documents(tokens: np.ndarray, separator: int | None) -> np.ndarray:
-    """The runs of `tokens` between separators.
+    """The runs of tokens between separators, int64[documents, 2]: the first token of each and the one after its last.
 
-    Args:
-      tokens: integers, [tokens]; may be memory-mapped.
-      separator: the token between documents, which belongs to no document; None: all tokens are one document.
-
-    Returns:
-      int64[documents, 2]: the first token of each document and the one after its last. No document is empty.
+    A separator belongs to no document, and no document is empty. Without one (None), all tokens are one document.
     """
     found = [np.zeros(0, np.int64)]
     if separator is not None:

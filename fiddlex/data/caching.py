@@ -23,14 +23,7 @@ _GIB = 2**30
 
 
 def keep_samples(config: Config, sources: Sequence[ExampleSource], *, fingerprint: str, counts: DataCounts) -> None:
-    """Lets the sources fetch from the cache that the config asks for, if it asks for one.
-
-    Args:
-      config: the config.
-      sources: the examples to train on, from each source of a blend.
-      fingerprint: that of the training data.
-      counts: where to count fetches.
-    """
+    """Lets the sources fetch from the cache that the config asks for, if it asks for one."""
     data = config.data
     if not data.sample_cache_gib:
         return
@@ -47,15 +40,7 @@ def keep_samples(config: Config, sources: Sequence[ExampleSource], *, fingerprin
 
 
 def require_folders(config: Config, sources: Sequence[ExampleSource]) -> None:
-    """Makes `data.sample_cache_folder` and `data.share` ready: a run that cannot use them ends before it compiles.
-
-    Args:
-      config: the config.
-      sources: the examples to train on, after `keep_samples`.
-
-    Raises:
-      DataError: when a folder cannot be used.
-    """
+    """Opens what `keep_samples` gave and makes `data.share`: a run that cannot use them ends before it compiles."""
     for source in sources:
         if isinstance(source, StagedExamples) and isinstance(source.store, CachedStore):
             source.store.cache.open()
@@ -66,17 +51,11 @@ def require_folders(config: Config, sources: Sequence[ExampleSource]) -> None:
 
 
 def shared_folder(config: Config) -> Path:
-    """The folder that `data.share` names."""
     return absolute(config.data.share)
 
 
 def samples_digest(config: Config, fingerprint: str) -> str:
-    """A name for all that the samples of a run and their numbers follow from, as 24 hexadecimal digits.
-
-    Args:
-      config: the config.
-      fingerprint: that of the training data.
-    """
+    """A name for all that the samples of a run and their numbers follow from, as 24 hexadecimal digits."""
     without = [*paths(Config, NOT_EXAMPLES | NOT_SAMPLES)]
     if not is_megatron(config.data.source):
         without.append("data.seed")
@@ -84,14 +63,7 @@ def samples_digest(config: Config, fingerprint: str) -> str:
 
 
 def batches_digest(config: Config, fingerprint: str, *, rows: Sequence[int], left_out: Sequence[int] = ()) -> str:
-    """A name for all that the training batches of a run follow from, as 24 hexadecimal digits.
-
-    Args:
-      config: the config.
-      fingerprint: that of the training data.
-      rows: the rows of each batch that this process makes.
-      left_out: the numbers of the batches that the run leaves out.
-    """
+    """A name for all that the batches which this process makes follow from, as 24 hexadecimal digits."""
     return _digest(
         config, fingerprint, without=[*paths(Config, NOT_EXAMPLES)], rows=list(rows), left_out=list(left_out)
     )

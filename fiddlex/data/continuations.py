@@ -31,48 +31,29 @@ from fiddlex.terminal.readable import counted
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Continuation:
-    """A line of a continuation file: a context and its possible continuations.
+    """A line of a continuation file: a context and its possible continuations."""
 
-    Attributes:
-      context: the text before the continuation; may be empty.
-      choices: one continuation, or two or more of which one is right.
-      label: index of the right choice, from 0.
-    """
-
-    context: str
-    choices: tuple[str, ...]
-    label: int
+    context: str  # the text before the continuation; may be empty
+    choices: tuple[str, ...]  # one continuation, or two or more of which one is right
+    label: int  # index of the right choice, from 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ContinuationRows:
-    """Maps examples to lines and choices: the choices of a line are consecutive examples, in order.
+    """Maps examples to lines and choices: the choices of a line are consecutive examples, in order."""
 
-    Attributes:
-      num_bytes: int64[examples], UTF-8 bytes of the continuation.
-      num_tokens: int64[examples], tokens of the continuation.
-      first: int64[lines + 1], the first example of each line; the last entry is the number of examples.
-      labels: int64[lines], the right choice; 0 where a line has only one.
-      has_choices: whether lines have two or more choices.
-    """
-
-    num_bytes: np.ndarray
-    num_tokens: np.ndarray
-    first: np.ndarray
-    labels: np.ndarray
-    has_choices: bool
+    num_bytes: np.ndarray  # int64[examples], UTF-8 bytes of the continuation
+    num_tokens: np.ndarray  # int64[examples], tokens of the continuation
+    first: np.ndarray  # int64[lines + 1], the first example of each line; the last entry is the number of examples
+    labels: np.ndarray  # int64[lines], the right choice; 0 where a line has only one
+    has_choices: bool  # whether lines have two or more choices
 
 
 def read_continuations(source: str, *, skip_bad_lines: bool) -> Table[Continuation]:
-    """Reads a continuation file.
-
-    Args:
-      source: 'jsonl:PATH', `data.eval_source`.
-      skip_bad_lines: `data.skip_bad_lines`.
+    """Reads the continuation file `source`, 'jsonl:PATH'.
 
     Raises:
-      DataError: when `read_table` raises it, or at a line that has none of the three forms, or that has choices
-        although the first line has none, or the other way round.
+      DataError: as `read_table`, or when some lines have choices and others have none.
       OSError: when the file cannot be read.
     """
     table = read_table(source, _parse, fields={}, skip_bad_lines=skip_bad_lines)
@@ -93,15 +74,11 @@ def read_continuations(source: str, *, skip_bad_lines: bool) -> Table[Continuati
 class ScoredEnds:
     """One example for each sequence of tokens, of which the last ones are scored, each given all before it.
 
-    A sequence that is too long loses its start.
-
-    Args:
-      sequences: for each example its tokens, integers [tokens] of one dtype, and how many of the last ones are scored:
-        fewer than all, and at most `seq_len`.
-      seq_len: `model.seq_len`.
+    A sequence that is too long loses its start. `sequences` has for each example its tokens, integers [tokens] of one
+    dtype, and how many of the last ones are scored: at least one, fewer than all, and at most `seq_len`.
 
     Raises:
-      DataError: when nothing of a sequence would be scored, more than `seq_len` tokens, or its first token.
+      DataError: when another number of tokens is to be scored.
     """
 
     def __init__(self, sequences: Sequence[tuple[np.ndarray, int]], *, seq_len: int):
@@ -132,9 +109,8 @@ class ScoredEnds:
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Example `index`, the same in every epoch.
 
-        Returns:
-          `tokens` int32[seq_len] and `targets` int32[seq_len], which is `tokens` shifted by one, both padded with token
-          0; `weights` float32[seq_len], 1 where the target is scored, else 0.
+        `tokens` and `targets`, `tokens` shifted by one, are int32[seq_len] and padded with token 0; `weights`,
+        float32[seq_len], is 1 where the target is scored, else 0.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
@@ -153,21 +129,7 @@ class ContinuationExamples:
     those after the longest common prefix with the tokens of the context alone, so a token that spans the boundary
     belongs to the continuation. The text begins with the tokens that the tokenizer's file puts before a text, as it
     does in transformers. If no token precedes the continuation (an empty context), the tokenizer's separator is
-    inserted before it. A context that is too long is cut at its start.
-
-    Args:
-      table: the table of `read_continuations`.
-      tokenizer: the model's tokenizer.
-      seq_len: `model.seq_len`.
-
-    Raises:
-      DataError: at a continuation that is longer than `seq_len` or has no tokens, at an empty context when the
-        tokenizer has no separator, or when no line remains.
-
-    Attributes:
-      rows: which line and choice each example belongs to.
-      lines: the number of each line of `rows` in the file, from 1.
-      num_cut: number of examples whose context was cut.
+    inserted before it. A context that is too long is cut at its start; a continuation that is too long is a bad line.
     """
 
     def __init__(self, table: Table[Continuation], *, tokenizer: Tokenizer, seq_len: int):
@@ -178,12 +140,12 @@ class ContinuationExamples:
             return row, [_continued(context, ids, tokenizer=tokenizer, seq_len=seq_len) for ids in wholes]
 
         fitted = table.convert(fit)
-        self.lines = fitted.lines
+        self.lines = fitted.lines  # the number of each line of `rows` in the file, from 1
         examples = [example for _, of_line in fitted.rows for example in of_line]
         self._examples = ScoredEnds(examples, seq_len=seq_len)
         warn_of_unknown(self._examples.tokens, tokenizer, table.source)
         self.rows = _rows([row for row, _ in fitted.rows], np.array([scored for _, scored in examples], np.int64))
-        self.num_cut = sum(len(ids) > seq_len + 1 for ids, _ in examples)
+        self.num_cut = sum(len(ids) > seq_len + 1 for ids, _ in examples)  # examples whose context was cut
         self._description = (
             f"{fitted.describe()}, {len(self):,} continuations; of {self.num_cut:,} the context is cut at its start to "
             f"model.seq_len={seq_len}"
@@ -193,15 +155,12 @@ class ContinuationExamples:
         return len(self._examples)
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
-        """Example `index`, the same in every epoch, as `ScoredEnds` makes it: the continuation is scored."""
         return self._examples.example(index, epoch=epoch)
 
     def fingerprint(self) -> str:
-        """Identifies the data by the number of examples and a hash of all tokens, and of what is scored of them."""
         return self._examples.fingerprint()
 
     def describe(self) -> str:
-        """A line for the log: the file, lines used and skipped, continuations, contexts cut."""
         return self._description
 
 

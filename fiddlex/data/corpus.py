@@ -46,22 +46,15 @@ Encode = Callable[[Iterable[Document]], TokenStream]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-    """What a run trains on and is evaluated on.
+    """What a run trains on and is evaluated on."""
 
-    Attributes:
-      source: `data.source`.
-      train: the training stream.
-      heldout: the held-out stream; empty when nothing is held out.
-      tokenizer: the tokenizer that made the tokens; None for token files whose tokenizer the config does not name.
-    """
-
-    source: str
+    source: str  # `data.source`
     train: TokenStream
-    heldout: TokenStream
+    heldout: TokenStream  # empty when nothing is held out
+    # The one that made the tokens; None for token files whose tokenizer the config does not name.
     tokenizer: Tokenizer | None
 
     def fingerprint(self) -> str:
-        """Identifies the training stream by its length and a hash of evenly spaced pieces."""
         return self.train.fingerprint()
 
     def describe(self) -> str:
@@ -74,8 +67,7 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int, shared: Pa
     """Reads the sources that `config` names.
 
     Args:
-      config: the data section; `source`, `eval_source`, `eval_fraction`, `text_column`, `tokenizer`, `token_dtype` and
-        `cache` are used.
+      config: the data section.
       vocab_size: `model.vocab_size`; every token must be below it.
       seq_len: `model.seq_len`; the data must have at least one training example of this length.
       shared: a folder in which several processes keep the tokens of text if `data.cache` names none; without either,
@@ -121,13 +113,7 @@ def split_documents(documents: Sequence[Document], *, fraction: float) -> tuple[
     """Splits documents: one is held out when the SHA-256 of its name, as a number from 0 to 1, is below `fraction`.
 
     Two or more documents always give at least one to each side, if need be the one whose hash is nearest to that side.
-
-    Args:
-      documents: documents with distinct names; their order is kept.
-      fraction: share of the documents to hold out; 0 holds out none.
-
-    Returns:
-      The documents to train on and those held out.
+    Their names are distinct. Both sides, to train on and held out, keep their order.
     """
     heldout = held_out((document.name for document in documents), fraction=fraction)
     sides = list[Document](), list[Document]()
@@ -151,11 +137,7 @@ def encode_documents(
     """Concatenates the tokens of `documents`, with the tokenizer's separator between them, in the smallest dtype.
 
     Some documents at a time are in memory, and tokens beyond those that `TokenBuffer` holds are in a temporary file.
-
-    Args:
-      documents: the documents.
-      tokenizer: the tokenizer.
-      progress: is called with the number of tokens made since its last call.
+    `progress` is called with the number of tokens made since its last call.
     """
     tokens, separator = TokenBuffer(np.min_scalar_type(tokenizer.vocab_size - 1)), tokenizer.separator
     num_bytes = num_documents = 0
@@ -186,22 +168,14 @@ def reading(field: str, source: str) -> Iterator[None]:
 
 
 def corpus_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
-    """The tokenizer of the run, or None when the tokens come from files and their tokenizer is unknown.
-
-    Raises:
-      DataError: as `text_tokenizer`.
-    """
+    """The tokenizer of the run, or None when the tokens come from files and their tokenizer is unknown."""
     if kind_of(config.source).tokens and config.tokenizer == "bytes" and vocab_size != ByteTokenizer.vocab_size:
         return None  # 'bytes' is the default of the config, and these tokens are not bytes
     return text_tokenizer(config, vocab_size)
 
 
 def text_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer:
-    """The tokenizer for text.
-
-    Raises:
-      DataError: when there is no such tokenizer, or it has more tokens than the model.
-    """
+    """The tokenizer for text; raises DataError when it has more tokens than the model."""
     tokenizer = make_tokenizer(config.tokenizer)
     if tokenizer.vocab_size > vocab_size:
         raise DataError(
@@ -215,11 +189,7 @@ def text_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer:
 def load_heldout(
     config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int, shared: Path | None = None
 ) -> TokenStream:
-    """All of `data.eval_source`; for a token folder, its val.bin; `shared` is as in `load_corpus`.
-
-    Raises:
-      DataError: when data is missing, unreadable, empty or outside the vocabulary.
-    """
+    """All of `data.eval_source`; for a token folder, its val.bin; `shared` is as in `load_corpus`."""
     with reading("data.eval_source", config.eval_source):
         heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size, shared=shared)
     _check_heldout(config, heldout)
@@ -229,7 +199,7 @@ def load_heldout(
 def _load_eval_source(
     config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int, shared: Path | None
 ) -> TokenStream:
-    """All of `data.eval_source`; for a token folder, its val.bin; of several splits, the one to evaluate on."""
+    """As `load_heldout`; of several splits, the one to evaluate on."""
     kind, _, path = config.eval_source.partition(":")
     folder = absolute(path)
     if kind == "tokens" and folder.is_dir():
@@ -287,13 +257,7 @@ def _tokenized(
 ) -> Sequence[TokenStream]:
     """The streams of text that `read` returns, from the cache if the run has one.
 
-    Args:
-      source: the source.
-      config: the data section.
-      part: what decides which documents of the source are in which stream.
-      tokenizer: the tokenizer.
-      read: reads the text, and encodes it with the function that it gets.
-      shared: see `load_corpus`.
+    `part` decides which documents of the source are in which stream. `read` encodes with the function that it gets.
     """
     folder = absolute(config.cache) if config.cache else shared if processes.num_processes() > 1 else None
     if folder is None:

@@ -21,7 +21,6 @@ class DataCounts:
             self._totals[name] += number
 
     def totals(self) -> dict[str, int]:
-        """All counts so far."""
         with self._lock:
             return dict(self._totals)
 
@@ -33,7 +32,7 @@ class DataCounts:
         return since
 
     def describe(self) -> str:
-        """All counts so far as a sentence for the log; empty when nothing is counted."""
+        """A sentence for the log; empty when nothing is counted."""
         totals, parts = collections.Counter(self.totals()), []
         if (asked := totals[FETCHED] + totals[HITS]) and HITS in totals:
             share = totals[HITS] / asked

@@ -25,41 +25,27 @@ from fiddlex.errors import DataError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples for training and for evaluation.
+    """Examples for training and for evaluation."""
 
-    Attributes:
-      source: `data.source`.
-      description: lines for the log.
-      fingerprint: a text that identifies the training data.
-      train: training examples; several sources with their weights for a blend.
-      heldout: held-out examples, as they are in epoch 0; None when nothing is held out.
-      tokenizer: the tokenizer that made the tokens; None for token files whose tokenizer the config does not name.
-      heldout_fingerprint: a text that identifies the held-out data; empty when nothing is held out.
-      heldout_text: the tokens of the held-out text; None when the text is unknown or a full evaluation does not score
-        all its tokens.
-      counts: how many training samples were fetched and prepared, and how.
-    """
-
-    source: str
-    description: str
-    fingerprint: str
-    train: ExampleSource | BlendedExamples
-    heldout: ExampleSource | None
+    source: str  # `data.source`
+    description: str  # lines for the log
+    fingerprint: str  # identifies the training data
+    train: ExampleSource | BlendedExamples  # several sources with their weights for a blend
+    heldout: ExampleSource | None  # as they are in epoch 0; None when nothing is held out
+    # The one that made the tokens; None for token files whose tokenizer the config does not name.
     tokenizer: Tokenizer | None
-    heldout_fingerprint: str = ""
+    heldout_fingerprint: str = ""  # identifies the held-out data; empty when nothing is held out
+    # None when the text is unknown, or a full evaluation does not score all its tokens.
     heldout_text: TokenStream | None = None
+    # How many training samples were fetched and prepared, and how.
     counts: DataCounts = dataclasses.field(default_factory=DataCounts)
 
     @property
     def sources(self) -> tuple[ExampleSource, ...]:
-        """The training examples; of a blend those of each source."""
         return self.train.sources if isinstance(self.train, BlendedExamples) else (self.train,)
 
     def bytes_per_token(self, num_scored: int) -> float | None:
-        """Bytes per token of the first `num_scored` targets of the held-out text; None when the text is unknown.
-
-        The loss per token divided by this is the loss per byte.
-        """
+        """Bytes per token of the first `num_scored` targets of the held-out text; None when the text is unknown."""
         text = self.heldout_text
         if text is None or text.num_bytes is None:
             return None
@@ -88,11 +74,7 @@ class Dataset:
 
 
 def load_dataset(config: Config, *, shared: Path | None = None) -> Dataset:
-    """Reads the data that a validated config names, and checks all of it.
-
-    Args:
-      config: the config.
-      shared: the folder in which several processes keep the tokens of text, see `load_corpus`.
+    """Reads the data that a validated config names, and checks all of it; `shared` is as in `load_corpus`.
 
     Raises:
       ConfigError, DataError: when data is missing, wrong, too short or outside the vocabulary.
@@ -105,7 +87,6 @@ def load_dataset(config: Config, *, shared: Path | None = None) -> Dataset:
 
 
 def _text(config: Config, shared: Path | None) -> Dataset:
-    """Examples of running text."""
     data, length = config.data, config.model.seq_len
     is_lm = config.model.task == "lm"
     # For masked objectives every document makes an example, however short.
@@ -138,7 +119,6 @@ def _text(config: Config, shared: Path | None) -> Dataset:
 
 
 def _megatron(config: Config, shared: Path | None) -> Dataset:
-    """Examples of Megatron's datasets."""
     data, length, vocab_size = config.data, config.model.seq_len, config.model.vocab_size
     is_lm = config.model.task == "lm"
     tokenizer = corpus_tokenizer(data, vocab_size)
@@ -192,7 +172,6 @@ def _without_continuations(data: DataConfig) -> DataConfig:
 
 
 def _labelled(config: Config) -> Dataset:
-    """Examples of labelled texts."""
     data = config.data
     tokenizer = text_tokenizer(data, config.model.vocab_size)
     with reading("data.source", data.source):

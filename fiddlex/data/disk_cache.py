@@ -42,12 +42,10 @@ _DTYPES = frozenset({"|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8"})
 
 
 class DiskCache:
-    """Samples in a file, see the module. The first access opens the file.
+    """Samples in a file of up to `limit_bytes`, see the module. The first access opens the file.
 
-    Args:
-      folder: the folder of the file, on a disk of this machine; made if need be.
-      name: identifies the data that the samples are cut from, and how they are cut.
-      limit_bytes: the most bytes of the file.
+    `folder` is on a disk of this machine and is made if need be. `name` identifies the data that the samples are cut
+    from, and how they are cut.
     """
 
     def __init__(self, folder: Path, name: str, limit_bytes: float):
@@ -64,11 +62,7 @@ class DiskCache:
         return len(self._places)
 
     def open(self) -> None:
-        """Opens the file unless it is open, and finds the samples that it has.
-
-        Raises:
-          DataError: when the file cannot be opened or made.
-        """
+        """Opens the file, or makes it, and finds its samples; raises DataError when it can do neither."""
         with self._lock:
             self._scan()
 

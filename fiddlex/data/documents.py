@@ -45,9 +45,6 @@ def read_stdlib() -> list[Document]:
 
     They are about 9 MB of text that every machine has. They differ between Python versions; to compare runs, use the
     same version.
-
-    Raises:
-      DataError: when the interpreter has no source files of the library (zipped or embedded interpreters).
     """
     root = Path(sysconfig.get_path("stdlib"))
     documents = []
@@ -74,7 +71,6 @@ def read_text(path: Path) -> list[Document]:
 
     Raises:
       DataError: when there is no such file or folder, no text in it, or a single file that is not UTF-8.
-      OSError: when a file or folder cannot be read.
     """
     if path.is_file():
         documents = [Document(path.name, _decode_file(path))]
@@ -94,12 +90,8 @@ def read_text(path: Path) -> list[Document]:
 def file_states(path: Path | None) -> list[tuple[str, int, int]]:
     """Name, bytes and time of change (ns) of the file `path`, or of all files below it that are not hidden.
 
-    Args:
-      path: a file or folder; None: the standard library that `read_stdlib` reads. A change of any file that is read
-        shows in the result; files that are not read may be in it too.
-
-    Raises:
-      OSError: when a folder cannot be read.
+    None stands for the standard library that `read_stdlib` reads. A change of any file that is read shows in the
+    result; files that are not read may be in it too.
     """
     if path is not None and not path.is_dir():
         files = [(path.name, path)] if path.exists() else []
@@ -127,7 +119,6 @@ def _raise(error: OSError) -> None:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is hidden."""
     return name.startswith(".")
 
 

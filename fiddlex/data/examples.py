@@ -1,7 +1,5 @@
 """Examples: tokens, targets and weights of one sequence.
 
-`ExampleSource` is the interface between data and loader, which every kind of example (next token, masked) implements.
-
 Invariant: an example depends on its index and epoch alone, so that the loader can fetch any of them at any time, from
 any thread.
 """
@@ -15,7 +13,7 @@ from fiddlex.errors import DataError
 
 
 class ExampleSource(Protocol):
-    """Random access to examples of one shape."""
+    """Random access to examples of one shape: the interface between data and loader."""
 
     def __len__(self) -> int:
         """Number of examples in an epoch."""
@@ -23,9 +21,8 @@ class ExampleSource(Protocol):
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Example `index` as it is in `epoch`; sources with masks draw new ones in each epoch.
 
-        Returns:
-          `tokens` int32[seq_len], `targets` int32[n] and `weights` float32[n], the weight of each target in the loss,
-          and further inputs of the objective. All examples of a source have the same names, shapes and dtypes.
+        It has `tokens` int32[seq_len], `targets` int32[n] and `weights` float32[n], the weight of each target in the
+        loss, and further inputs of the objective. All examples of a source have the same names, shapes and dtypes.
         """
 
 
@@ -34,10 +31,6 @@ class NextTokenExamples(StagedExamples):
 
     Window i reads seq_len + 1 tokens from i·seq_len on, so neighbouring windows share one token: the last target of one
     window is the first input of the next. Tokens at the end that do not fill a window are left out.
-
-    Args:
-      tokens: integers, [tokens]; may be memory-mapped.
-      seq_len: length of an example.
     """
 
     def __init__(self, tokens: np.ndarray, seq_len: int):
@@ -49,7 +42,6 @@ class NextTokenExamples(StagedExamples):
         return max(len(self._tokens) - 1, 0) // self._seq_len
 
     def read(self, number: int) -> np.ndarray:
-        """The tokens of window `number`."""
         start = number * self._seq_len
         return np.array(self._tokens[start : start + self._seq_len + 1])
 
@@ -61,15 +53,11 @@ class NextTokenExamples(StagedExamples):
 class HeldoutExamples:
     """Windows for evaluation: every token of the stream except the first is scored exactly once.
 
-    Window i reads seq_len + 1 tokens from i·stride on. Without overlap these are the windows of `NextTokenExamples` and
-    one for the remaining tokens. With a smaller stride, a window begins with tokens that the previous window has
-    scored; here they are context only, at weight 0. Every target outside the first window then has at least seq_len −
-    stride tokens of context. The last window is padded with token 0 at weight 0.
-
-    Args:
-      tokens: integers, [tokens]; may be memory-mapped.
-      seq_len: length of an example.
-      stride: `data.eval_stride`: tokens from one window to the next, at most `seq_len`; 0 means `seq_len`.
+    Window i reads seq_len + 1 tokens from i·stride on; stride (`data.eval_stride`) 0 means seq_len. Without overlap
+    these are the windows of `NextTokenExamples` and one for the remaining tokens. With a smaller stride, a window
+    begins with tokens that the previous window has scored; here they are context only, at weight 0. Every target
+    outside the first window then has at least seq_len − stride tokens of context. The last window is padded with token
+    0 at weight 0.
     """
 
     def __init__(self, tokens: np.ndarray, seq_len: int, *, stride: int = 0):
@@ -119,6 +107,5 @@ def checked(index: int, length: int) -> int:
 
 
 def check_seq_len(seq_len: int) -> None:
-    """Raises DataError when `seq_len` is below 1."""
     if seq_len < 1:
         raise DataError(f"seq_len={seq_len} must be at least 1; set model.seq_len.")

@@ -29,17 +29,10 @@ _NO_LIBRARY = "reading datasets takes the extra `hf` (pip install 'fiddlex[hf]')
 
 
 def read_dataset(path: Path, column: str) -> dict[str, list[TextRows]]:
-    """The splits of a dataset.
+    """The splits of a dataset, with the rows of `column` (`data.text_column`), which must hold strings.
 
-    Args:
-      path: a folder of `save_to_disk`, whose splits have the names that it saved (one without splits is `train`); or a
-        folder of `.parquet`, `.arrow` and `.jsonl` files, or one such file (`files_by_split` tells the split).
-      column: `data.text_column`, the column of strings to read.
-
-    Raises:
-      DataError: when `datasets` is not installed; there is no such folder; no dataset in it; a file is damaged or
-        truncated; or the column is missing or not of strings.
-      OSError: when a file or folder cannot be read.
+    The splits of a folder of `save_to_disk` have the names that it saved; one without splits is `train`.
+    `files_by_split` tells those of other folders and files.
     """
     try:
         import datasets
@@ -71,12 +64,7 @@ def read_dataset(path: Path, column: str) -> dict[str, list[TextRows]]:
 
 
 def _check_saved(path: Path) -> None:
-    """Checks the names of folders and files that a folder of save_to_disk tells of, which `datasets` follows anywhere.
-
-    Raises:
-      OSError: when a folder lacks its description.
-      ValueError: when a name leads out of the folder, or a description is damaged.
-    """
+    """Raises ValueError, OSError if a folder of save_to_disk names files outside it, which `datasets` would follow."""
     folders, (of_splits, of_files) = [path], _SAVED
     if (path / of_splits).is_file():
         folders = [path / name for name in _names(read_object(path / of_splits).get("splits"), of_splits)]

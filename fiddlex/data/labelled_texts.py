@@ -31,17 +31,11 @@ _LONGEST_LABEL = 60  # characters; longer labels are probably not names of class
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A row of a task.
+    """A row of a task."""
 
-    Attributes:
-      texts: one or two texts, in the order of `data.text_fields`.
-      choices: the choices of multiple choice; empty in classification.
-      label: index of the class, or of the right choice, from 0.
-    """
-
-    texts: tuple[str, ...]
-    choices: tuple[str, ...]
-    label: int
+    texts: tuple[str, ...]  # one or two texts, in the order of `data.text_fields`
+    choices: tuple[str, ...]  # of multiple choice; empty in classification
+    label: int  # index of the class, or of the right choice, from 0
 
 
 def read_classification(source: str, config: DataConfig) -> Table[TaskRow]:
@@ -50,14 +44,8 @@ def read_classification(source: str, config: DataConfig) -> Table[TaskRow]:
     A label is the name of a class; white space around it is ignored. For numbers and for true and false, the name is
     their JSON text.
 
-    Args:
-      source: `data.source` or `data.eval_source`.
-      config: the data section; `text_fields`, `label_field`, `classes` and `skip_bad_lines` are used.
-
     Raises:
-      ConfigError: when `text_fields` does not name one or two fields.
-      DataError: when `read_table` raises it, or at a label that is none of the classes.
-      OSError: when the file cannot be read.
+      ConfigError, DataError: when `data.text_fields` names not one or two fields; at a bad line, as `read_table`.
     """
     texts = _text_fields(config)
 
@@ -87,16 +75,8 @@ def read_multiple_choice(source: str, config: DataConfig) -> Table[TaskRow]:
 
     A label is the right choice's index from 0, as a number or as text, or its letter: A, B, ….
 
-    Args:
-      source: `data.source` or `data.eval_source`.
-      config: the data section; `text_fields`, `choices_fields`, `num_choices`, `label_field` and `skip_bad_lines` are
-        used.
-
     Raises:
-      ConfigError: when the fields do not name one or two texts and the choices.
-      DataError: when `read_table` raises it, or when a line has another number of choices or its label names none of
-        them.
-      OSError: when the file cannot be read.
+      ConfigError, DataError: when fields of `config` do not name texts and choices; at a bad line, as `read_table`.
     """
     texts = _text_fields(config)
     choices = _choices_fields(config, is_tsv=source.startswith("tsv:"))
@@ -122,12 +102,7 @@ def split_table(table: Table[TaskRow], *, fraction: float) -> tuple[Table[TaskRo
     side, if need be the one whose hash is nearest to that side. The log reports a held-out share of the rows that is
     less than half or more than twice `fraction`.
 
-    Args:
-      table: the rows; their order is kept.
-      fraction: share of the first texts to hold out; 0 holds out none.
-
-    Returns:
-      The rows to train on and those held out. Only `table` itself reports the skipped lines.
+    Both tables, to train on and held out, keep the order of the rows; only `table` itself reports the skipped lines.
 
     Raises:
       DataError: when all rows have the same texts, so that there is nothing to split.

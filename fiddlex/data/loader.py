@@ -23,12 +23,10 @@ _PREFETCHED_BATCHES = 4  # prepared ahead at least; at least twice as many as th
 
 
 class Loader:
-    """Training batches in an order fixed by `seed`.
+    """Training batches in an order fixed by `seed`, which is at least 0.
 
     Args:
-      source: the examples, or several sources with their weights.
       global_batch_size: examples per step; may exceed the number of examples.
-      seed: seed of the order, at least 0.
       vocab_size: every token and target must be below it.
       rows: the rows of each batch to make, in ascending order; None: all. A process of several makes those that its
         devices hold.
@@ -70,10 +68,7 @@ class Loader:
         _ = [order[0] for order in self._orders]
 
     def batch(self, step: int) -> Batch:
-        """The batch of `step`, counted from 0.
-
-        Returns:
-          The fields of the source's examples, stacked: `tokens` int32[rows, seq_len] and so on.
+        """The batch of `step`, counted from 0: the fields of its examples, stacked (`tokens` int32[rows, seq_len], …).
 
         Raises:
           DataError: when a token lies outside the vocabulary.
@@ -90,12 +85,9 @@ class Loader:
     ) -> Generator[Batch, None, None]:
         """`batch(start_step)`, `batch(start_step + 1)`, …, prepared ahead by background threads.
 
-        The threads end when the iteration ends, or when the iterator is closed or dropped.
-
-        Args:
-          start_step: the first step.
-          num_steps: number of batches; None: unlimited.
-          left_out: the numbers of batches to leave out, in ascending order; those after them move up (`batch_number`).
+        The threads end when the iteration ends, or when the iterator is closed or dropped. With `num_steps` None it
+        does not end by itself. `left_out` has the numbers of the batches to leave out, in ascending order; those after
+        them move up (`batch_number`).
         """
 
         def batch(step: int) -> Batch:
@@ -128,12 +120,7 @@ def prefetched(
 
 
 def batch_number(step: int, left_out: Sequence[int]) -> int:
-    """The number of the batch of a step, both counted from 0, in a run that leaves some batches out.
-
-    Args:
-      step: the step.
-      left_out: the numbers of the batches to leave out, in ascending order.
-    """
+    """The number of the batch of a step, both from 0, in a run that leaves out the batches `left_out`, ascending."""
     number = step
     for each in left_out:
         number += each <= number
@@ -145,16 +132,8 @@ def eval_batches(
 ) -> Sequence[Batch]:
     """All examples in order, in batches of one shape; the last batch is padded with rows of zeros, weights included.
 
-    Args:
-      source: the examples; they are taken as they are in epoch 0.
-      batch_size: rows of each batch.
-      vocab_size: every token and target must be below it.
-      limit: the most batches to return; 0: all.
-      rows: the rows of each batch to make, see `Loader`.
-
-    Returns:
-      A sequence of batches, each made when it is accessed; an access raises DataError at a token outside the
-      vocabulary.
+    The examples are those of epoch 0. A batch is made when it is accessed; an access raises DataError at a token
+    outside the vocabulary. `limit` is the most batches to return, 0: all; `rows` is as in `Loader`.
     """
     every_row = range(batch_size) if rows is None else rows
     return _EvalBatches(source, batch_size=batch_size, vocab_size=vocab_size, limit=limit, rows=every_row)

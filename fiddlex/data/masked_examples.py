@@ -21,21 +21,8 @@ class MaskedExamples(StagedExamples):
 
     The last piece of a document holds the remaining tokens, which may be a single one; no token is left out. With
     `pack`, such short pieces share examples: consecutive pieces, in the order of their documents, join one example as
-    long as the next one fits. They are not cut again, and each is its own segment. The examples are in the order of
-    their last pieces in the stream.
-
-    Args:
-      stream: the tokens; separators between documents (`TokenStream.bounds`) are left out.
-      tokenizer: the tokenizer that made the tokens; None, when it is unknown, is an error.
-      seq_len: length of an example, at least 3.
-      mask_fraction: share of the tokens to predict.
-      whole_words: whether to mask either all tokens of a word or none; see `Masker`.
-      pack: whether to put several short pieces into one example; otherwise each has its own padded example.
-      seed: seed of the masks, at least 0.
-
-    Raises:
-      DataError: when the vocabulary lacks the special tokens or does not mark words, `seq_len` is too small or there
-        are no documents.
+    long as the next one fits. They are not cut again, and each is its own segment. Without `pack`, each has its own
+    padded example. The examples are in the order of their last pieces in the stream.
     """
 
     def __init__(
@@ -83,12 +70,8 @@ class MaskedExamples(StagedExamples):
     def prepare(self, sample: np.ndarray, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Example `index` with the masks of `epoch`.
 
-        Returns:
-          The arrays of `Masker.mask` (`tokens`, `masked_positions`, `targets`, `weights`); `segments` int32[seq_len],
-          1, 2, … for the pieces with their special tokens and 0 for padding; `token_types` int32[seq_len], all 0.
-
-        Raises:
-          DataError: when a token is outside the tokenizer's vocabulary.
+        It has the arrays of `Masker.mask`; `segments` int32[seq_len], 1, 2, … for the pieces with their special tokens
+        and 0 for padding; `token_types` int32[seq_len], all 0.
         """
         starts, stops = self._pieces(index)
         text = self._masker.vocabulary.checked(sample)
@@ -114,14 +97,10 @@ class MaskedExamples(StagedExamples):
 
 
 def _shared(sizes: np.ndarray, seq_len: int) -> np.ndarray:
-    """Puts consecutive pieces into examples, as many as fit into each.
+    """Puts consecutive pieces into examples, as many as fit into each; returns the first piece of each example.
 
-    Args:
-      sizes: int64[pieces], lengths of the pieces with their special tokens, each at most `seq_len`.
-      seq_len: length of an example.
-
-    Returns:
-      int64[examples + 1]: the first piece of each example; the last entry is the number of pieces.
+    `sizes`, int64[pieces], are lengths with special tokens, at most `seq_len`. The result is int64[examples + 1]; its
+    last entry is the number of pieces.
     """
     ends = np.append(0, np.cumsum(sizes))
     first = [0]

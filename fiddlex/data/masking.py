@@ -21,19 +21,13 @@ def example_rng(seed: int, *, epoch: int, index: int) -> np.random.Generator:
 
 
 class Masker:
-    """Masks the tokens of examples.
+    """Draws the tokens to predict, `mask_fraction` of those that are not special and at least one, and masks them.
 
-    Args:
-      tokenizer: the tokenizer that made the tokens; None, when it is unknown, is an error.
-      seq_len: length of an example.
-      mask_fraction: share of an example's tokens to predict, not counting special tokens; at least one token is
-        predicted.
-      whole_words: whether to draw words instead of tokens, in random order, and take each word that fits into the
-        number still to be masked, as BERT's published code does. If no word fits, single tokens are drawn instead.
+    With `whole_words`, words are drawn instead of tokens, in random order, and each word is taken that fits into the
+    number still to be masked, as BERT's published code does. If no word fits, single tokens are drawn instead.
 
     Raises:
-      DataError: when the vocabulary lacks the special tokens, or when `whole_words` is True and the vocabulary does not
-        mark words.
+      DataError: when the tokenizer is None, its vocabulary lacks special tokens, or marks no words for `whole_words`.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, *, seq_len: int, mask_fraction: float, whole_words: bool):
@@ -83,7 +77,6 @@ class Masker:
         return np.sort(rng.permutation(maskable)[:count])
 
     def _replacements(self, targets: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The tokens that replace `targets` in the input."""
         share = rng.random(len(targets))
         drawable = self.vocabulary.drawable
         random = drawable[rng.integers(len(drawable), size=len(targets))]

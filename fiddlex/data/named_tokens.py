@@ -7,10 +7,7 @@ from fiddlex.files.small_files import read_object
 
 
 def special_names(tokenizer: Path) -> dict[str, str]:
-    """The texts of `bos_token` and `eos_token` in the `tokenizer_config.json` beside a `tokenizer.json`.
-
-    A name is left out where the file does not have it, is not there, or is damaged.
-    """
+    """The texts of `bos_token` and `eos_token` that a valid `tokenizer_config.json` beside a `tokenizer.json` has."""
     described = _read(tokenizer.with_name("tokenizer_config.json"))
     named = {name: described.get(name) for name in ("bos_token", "eos_token")}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}

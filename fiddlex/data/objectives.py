@@ -13,11 +13,7 @@ from fiddlex.errors import DataError
 
 
 def masked_examples(config: Config, stream: TokenStream, tokenizer: Tokenizer | None) -> ExampleSource:
-    """The examples of a masked objective.
-
-    Raises:
-      DataError: when the stream or the tokenizer's vocabulary does not suit the objective.
-    """
+    """The examples of a masked objective; raises DataError when stream or vocabulary does not suit it."""
     task, data, length = config.model.task, config.data, config.model.seq_len
     if task == "mlm":
         return MaskedExamples(
@@ -41,11 +37,7 @@ def masked_examples(config: Config, stream: TokenStream, tokenizer: Tokenizer | 
 
 
 def heldout_examples(config: Config, stream: TokenStream, tokenizer: Tokenizer | None) -> ExampleSource | None:
-    """The examples of held-out text; None when there is none.
-
-    Raises:
-      DataError: as `masked_examples`.
-    """
+    """The examples of held-out text; None when there is none."""
     data = config.data
     if len(stream) < 2:
         return None
@@ -63,11 +55,7 @@ def heldout_examples(config: Config, stream: TokenStream, tokenizer: Tokenizer |
 
 
 def continuation_examples(config: Config, tokenizer: Tokenizer | None) -> ContinuationExamples:
-    """The examples of `data.eval_source=jsonl:PATH`, texts with their continuations.
-
-    Raises:
-      DataError: when the file is missing or wrong, or there is no tokenizer to read it with.
-    """
+    """The examples of `data.eval_source=jsonl:PATH`, texts with their continuations."""
     data = config.data
     with reading("data.eval_source", data.eval_source):
         if tokenizer is None:

@@ -1,7 +1,6 @@
 """Token sequences of many lengths: encoded in batches and stored in one array.
 
-Invariant: the stored sequences take the bytes of their tokens in the smallest dtype that holds the vocabulary, and
-eight bytes for each sequence.
+They take the bytes of their tokens in the smallest dtype that holds the vocabulary, and eight bytes for each sequence.
 """
 
 import hashlib
@@ -16,11 +15,7 @@ _ROWS_AT_ONCE = 1024  # limits the memory of waiting texts and of ids that are n
 
 
 class Ragged:
-    """Sequences of token ids, concatenated in one flat array.
-
-    Args:
-      sequences: at least one array, each unsigned integers, [tokens], all of one dtype.
-    """
+    """Sequences of token ids in one flat array: at least one sequence, unsigned integers [tokens], all of one dtype."""
 
     def __init__(self, sequences: Sequence[np.ndarray]):
         self._flat = np.concatenate(sequences)

@@ -1,11 +1,10 @@
 """A bounded cache of fetched samples that keeps what it has: CoorDL's MinIO cache (Mohan et al., VLDB 2021).
 
 An epoch reads every sample once, in an order that is drawn anew. An LRU cache smaller than the data therefore throws
-samples away shortly before they are read again. This cache never throws anything away: once it is full, what it holds
-stays, and each epoch finds exactly the samples that it holds, whatever the order.
+samples away shortly before they are read again. This cache never throws anything away: once it is full, each epoch
+finds exactly the samples that it holds, whatever the order.
 
-`MemoryCache` keeps samples in the memory of the process, `fiddlex.data.disk_cache.DiskCache` in a file for all runs of
-the machine. Invariant: a cache returns the sample that was put in, bit for bit, or None.
+Invariant: a cache returns the sample that was put in, bit for bit, or None.
 """
 
 import threading
@@ -34,11 +33,7 @@ class Cache(Protocol):
 
 
 class MemoryCache:
-    """Samples in the memory of this process.
-
-    Args:
-      limit_bytes: the most bytes to take, those of Python's objects included.
-    """
+    """Samples in the memory of this process; `limit_bytes` bounds their bytes and those of Python's objects."""
 
     def __init__(self, limit_bytes: float):
         self._limit_bytes = limit_bytes
@@ -53,11 +48,9 @@ class MemoryCache:
         """Does nothing: there is memory until it is full."""
 
     def get(self, key: int) -> np.ndarray | None:
-        """The sample, or None."""
         return self._samples.get(key)
 
     def put(self, key: int, sample: np.ndarray) -> None:
-        """Keeps the sample if there is room."""
         size = sample.nbytes + OBJECT_BYTES
         with self._lock:
             if key not in self._samples and self._num_bytes + size <= self._limit_bytes:
@@ -66,17 +59,7 @@ class MemoryCache:
 
 
 class CachedStore:
-    """Fetches samples from a cache, or else from another store, and lets the cache keep them.
-
-    Args:
-      cache: the cache.
-      source: the number of the source among those of a blend, since they share the cache.
-      counts: where to count what is fetched from the other store, and what the cache has.
-      store: the other store.
-
-    Attributes:
-      cache: the cache.
-    """
+    """Fetches samples from a cache that a blend's sources share, or else from `store`, and lets the cache keep them."""
 
     def __init__(self, cache: Cache, *, source: int, counts: DataCounts, store: Store | None = None):
         self.cache, self._counts = cache, counts
@@ -86,7 +69,6 @@ class CachedStore:
         counts.add(HITS, 0)
 
     def fetch(self, number: int, read: Read) -> np.ndarray:
-        """Sample `number`."""
         key = self._first_key | number
         sample = self.cache.get(key)
         if sample is not None:

@@ -38,32 +38,19 @@ FOLDER = "samples"
 
 
 class Sample(NamedTuple):
-    """An example that a step was trained on.
+    """An example that a step was trained on."""
 
-    Attributes:
-      source: the number of the source in a blend.
-      number: the number of the example in the source.
-      epoch: the epoch of the source.
-      checksum: the CRC-32 of the example's fields.
-    """
-
-    source: int
-    number: int
-    epoch: int
-    checksum: int
+    source: int  # number of the source in a blend
+    number: int  # of the example in the source
+    epoch: int  # of the source
+    checksum: int  # CRC-32 of the example's fields
 
 
 class SampleLog:
     """Writes the log of this process. All processes of the run must construct it at the same point.
 
-    Args:
-      workdir: the directory of the run.
-      rank: the rank of this process.
-      start_step: the step that the run goes on from.
-      rows: the rows of each batch that this process holds.
-
-    Raises:
-      DataError: from the constructor and `write`, when the file cannot be written.
+    The run goes on from `start_step`, and this process holds `rows` of each batch. The constructor and `write` raise
+    DataError when the file cannot be written.
     """
 
     def __init__(self, workdir: Path, *, rank: int, start_step: int, rows: Sequence[int]):
@@ -127,8 +114,7 @@ def read_sample_log(workdir: Path, *, batch_size: int, rolled_back: bool = False
         steps after it are then trained on other samples than before, and those of the last attempt count.
 
     Raises:
-      DataError: when a log cannot be read, or two attempts or two processes have logged different samples for the same
-        row of a step, other than after a rollback.
+      DataError: when a log cannot be read or, unless `rolled_back`, attempts or processes differ in a row of a step.
     """
     steps: dict[int, dict[int, Sample]] = {}
     attempts: dict[tuple[int, int], int] = {}  # by step and row, the last one

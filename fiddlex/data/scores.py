@@ -26,10 +26,9 @@ def score_continuations(
     Returns:
       `lines`, the number of scored lines; `log_likelihood_per_token`, `log_likelihood_per_byte` and `perplexity` (per
       token), all of the right continuations; `accuracy`, the share of lines that are right, with `accuracy_low` and
-      `accuracy_high`, its 95% interval (`wilson_interval`). A line without choices is right when all its tokens are the
-      most probable ones. A line with choices is right when the right choice has the highest log-likelihood; the first
-      of equals counts as highest. Files with choices also get `accuracy_per_byte`, with its interval, for which each
-      log-likelihood is divided by the bytes of its choice.
+      `accuracy_high`, its 95% interval. A line without choices is right when all its tokens are the most probable ones,
+      a line with choices when the right choice has the highest log-likelihood (the first of equals). Files with choices
+      also get `accuracy_per_byte`, with its interval, for which each log-likelihood is divided by its choice's bytes.
 
     Raises:
       DataError: when no line is complete.

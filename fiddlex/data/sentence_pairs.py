@@ -31,19 +31,6 @@ class SentencePairExamples(StagedExamples):
     another document, drawn from all others, at a cut drawn in one of its windows, and continues until the example is
     full; the rest of A's window is left out in that epoch. If there is only one document, B begins in another of its
     windows and does not reach into A's window.
-
-    Args:
-      stream: the tokens; separators between documents (`TokenStream.bounds`) are left out.
-      tokenizer: the tokenizer that made the tokens; None, when it is unknown, is an error.
-      objective: 'mlm_nsp' or 'mlm_sop'.
-      seq_len: length of an example, at least 5.
-      mask_fraction: share of the tokens to predict.
-      whole_words: whether to mask either all tokens of a word or none; see `Masker`.
-      seed: seed of cuts, wrong pairs and masks, at least 0.
-
-    Raises:
-      DataError: when the vocabulary lacks the special tokens or does not mark words, `seq_len` is too small, no
-        document has two tokens, or, with mlm_nsp, all tokens are in one window.
     """
 
     def __init__(
@@ -95,13 +82,9 @@ class SentencePairExamples(StagedExamples):
     def prepare(self, sample: np.ndarray, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Pair `index` as it is drawn in `epoch`; fetches one or two more windows for a B from elsewhere.
 
-        Returns:
-          The arrays of `Masker.mask` (`tokens`, `masked_positions`, `targets`, `weights`); `segments` int32[seq_len], 1
-          on both sentences and 0 on padding; `token_types` int32[seq_len], 1 on the second sentence and its last
-          separator; `labels` int32[], 1 where B follows A and 0 where it does not; `label_weights` float32[], 1.
-
-        Raises:
-          DataError: when a token is outside the tokenizer's vocabulary.
+        It has the arrays of `Masker.mask`; `segments` int32[seq_len], 1 on both sentences and 0 on padding;
+        `token_types` int32[seq_len], 1 on the second sentence and its last separator; `labels` int32[], 1 where B
+        follows A and 0 where it does not; `label_weights` float32[], 1.
         """
         rng = example_rng(self._seed, epoch=epoch, index=index)
         text = self._text(index, sample)
@@ -136,7 +119,6 @@ class SentencePairExamples(StagedExamples):
         return start, min(start + self._room, last), last
 
     def _text(self, window: int, sample: np.ndarray) -> np.ndarray:
-        """The tokens of a window."""
         start, stop, _ = self._window(window)
         return self._masker.vocabulary.checked(sample[: stop - start])
 

@@ -75,13 +75,8 @@ def _usable(folder: Path) -> Iterator[None]:
 class SharedBatches:
     """The batches of this run, prepared by it or by others; all methods may be called from several threads.
 
-    Args:
-      folder: `data.share`; made if need be.
-      digest: the name of the batches; runs with other batches do not meet this one.
-      make: prepares the batch of a step.
-      num_rows: examples of a batch, for the counts.
-      num_threads: threads that take and prepare batches.
-      counts: where to count the examples that this run prepares and takes.
+    Runs with another `digest` (`batches_digest`) do not meet this one in `folder`. `make` prepares the batch of a step,
+    of `num_rows` examples; `counts` counts the examples.
     """
 
     def __init__(
@@ -116,11 +111,7 @@ class SharedBatches:
             self.leave()
 
     def join(self, step: int, *, num_steps: int | None = None) -> None:
-        """Begins to take batches.
-
-        Args:
-          step: the step of the first one.
-          num_steps: number of batches; None: unlimited.
+        """Begins to take `num_steps` batches (None: unlimited), the first one that of `step`.
 
         Raises:
           DataError: when the folder cannot be used.
@@ -145,11 +136,7 @@ class SharedBatches:
                 self._sweep()
 
     def batch(self, step: int) -> Batch:
-        """The batch of `step`, from the folder or prepared here.
-
-        Raises:
-          DataError: as `make` does.
-        """
+        """The batch of `step`, from the folder or prepared here."""
         member = self._member
         if member is None:
             return self._prepared(step)
@@ -302,7 +289,6 @@ class _Member:
                     os.pwrite(self._file, _POSITION.pack(self._first), 0)
 
     def close(self) -> None:
-        """Takes the run out of the folder."""
         with self._lock:
             self._path.unlink(missing_ok=True)
             self._close()

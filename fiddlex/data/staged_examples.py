@@ -4,9 +4,8 @@
 
 A sample is what a source has stored: the tokens of a window or of pieces of documents, in the dtype of the file. It
 does not depend on the epoch, so that it can be kept (`fiddlex.data.sample_cache`). Masks, special tokens and padding
-belong to the preparation. Every fetch goes through the source's *store*, which reads the sample, or has it already, or
-is slow on purpose (`SlowStore`). The terms are those of Mohan et al., "Analyzing and Mitigating Data Stalls in DNN
-Training" (VLDB 2021, arXiv:2007.06775).
+belong to the preparation. The terms are those of Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training"
+(VLDB 2021, arXiv:2007.06775).
 """
 
 import abc
@@ -32,20 +31,14 @@ class DirectStore:
     """Reads each sample from the source's files."""
 
     def fetch(self, number: int, read: Read) -> np.ndarray:
-        """Sample `number`."""
         return read(number)
 
 
 class SlowStore:
     """A store that is slow on purpose, to test and to find out what a run would do on it.
 
-    Each request takes `latency_s`; requests of several threads wait at the same time. The bytes of all requests go
-    through one channel of `bytes_per_s`, one request after the other.
-
-    Args:
-      bytes_per_s: bytes a second, for all readers of the process together.
-      latency_s: seconds of a request before its first byte.
-      store: the store to slow down.
+    Each request takes `latency_s` before its first byte; requests of several threads wait at the same time. The bytes
+    of all requests go through one channel of `bytes_per_s`, one request after the other.
     """
 
     def __init__(self, *, bytes_per_s: float = math.inf, latency_s: float = 0.0, store: Store | None = None):
@@ -55,7 +48,6 @@ class SlowStore:
         self._free_s = 0.0  # when the channel has sent all that was requested, by the monotonic clock
 
     def fetch(self, number: int, read: Read) -> np.ndarray:
-        """Sample `number`, not before such a store would have sent it."""
         start_s = time.monotonic() + self._latency_s
         sample = self._store.fetch(number, read)
         with self._lock:
@@ -67,13 +59,9 @@ class SlowStore:
 
 
 class StagedExamples(abc.ABC):
-    """An `ExampleSource` whose examples are made in two stages.
+    """An `ExampleSource` whose examples are made in two stages."""
 
-    Attributes:
-      store: where samples are fetched from; at first the source's own files.
-    """
-
-    store: Store = DirectStore()
+    store: Store = DirectStore()  # where samples are fetched from; at first the source's own files
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -92,7 +80,6 @@ class StagedExamples(abc.ABC):
         return self.store.fetch(number, self.read)
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
-        """Example `index` as it is in `epoch`, see `ExampleSource`."""
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
         return self.prepare(self.fetch(index), index, epoch=epoch)

@@ -9,20 +9,10 @@ _Z95 = 1.959963984540054  # a standard normal variable lies between -z and z wit
 
 
 def wilson_interval(correct: int, total: int) -> tuple[float, float]:
-    """The 95% interval of Wilson (1927) for a share, given `correct` successes in a sample of `total`.
+    """The 95% interval (lower and upper end) of Wilson (1927) for a share, given `correct` successes in `total` trials.
 
     Unlike the normal approximation, it stays within 0 and 1, and it keeps its coverage for few examples and for shares
-    near 0 or 1.
-
-    Args:
-      correct: from 0 to `total`.
-      total: at least 1.
-
-    Returns:
-      The lower and the upper end.
-
-    Raises:
-      ValueError: when an argument is out of its range.
+    near 0 or 1. Raises ValueError unless 0 ≤ correct ≤ total and total ≥ 1.
     """
     if not 0 <= correct <= total or total < 1:
         raise ValueError(f"{correct} of {total} is no share")
@@ -36,12 +26,7 @@ def wilson_interval(correct: int, total: int) -> tuple[float, float]:
 def majority_share(batches: Iterable[Mapping[str, np.ndarray]], vocab_size: int) -> float:
     """The share of the most common token among all targets, which is the accuracy of always guessing that token.
 
-    Args:
-      batches: batches with `targets`, integers in [0, vocab_size), and `weights`, 0 where there is no target.
-      vocab_size: number of tokens.
-
-    Returns:
-      A share from 0 to 1; 0 when there are no targets.
+    Targets, integers in [0, vocab_size), count where their weight is above 0; without any the share is 0.
     """
     counts = np.zeros(vocab_size, np.int64)
     for batch in batches:
@@ -50,13 +35,5 @@ def majority_share(batches: Iterable[Mapping[str, np.ndarray]], vocab_size: int)
 
 
 def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """The share of each class among `labels`; the largest is the accuracy of always guessing the most common class.
-
-    Args:
-      labels: integers in [0, num_classes), [examples]; at least one.
-      num_classes: number of classes.
-
-    Returns:
-      float64[num_classes], which sums to 1.
-    """
+    """The share of each class, float64[num_classes], among `labels`, integers [examples] of one example or more."""
     return np.bincount(labels, minlength=num_classes) / len(labels)

@@ -36,31 +36,19 @@ class UnfitFileError(DataError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table(Generic[T]):
-    """The rows of a file.
+    """The rows of a file."""
 
-    Attributes:
-      source: kind and absolute path, as in tsv:/data/train.tsv.
-      lines: the number of each row's line in the file, from 1.
-      rows: one row for each line that is not bad, in the order of the lines.
-      skip_bad_lines: whether bad lines are counted instead of raising an error.
-      skipped: number of skipped lines by reason.
-    """
-
-    source: str
-    lines: Sequence[int]
-    rows: Sequence[T]
-    skip_bad_lines: bool
-    skipped: Counter[str]
+    source: str  # kind and absolute path, as in tsv:/data/train.tsv
+    lines: Sequence[int]  # the number of each row's line in the file, from 1
+    rows: Sequence[T]  # one row for each line that is not bad, in the order of the lines
+    skip_bad_lines: bool  # whether bad lines are counted instead of raising an error
+    skipped: Counter[str]  # number of skipped lines by reason
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def convert(self, convert: Callable[[T], U]) -> "Table[U]":
-        """The table of `convert(row)`, which may raise BadLineError.
-
-        Raises:
-          DataError: at a bad line, or when no line remains.
-        """
+        """The table of `convert(row)`, which may raise BadLineError; raises DataError as `read_table` does."""
         numbered = zip(self.lines, self.rows, strict=True)
         return _collect(self.source, numbered, convert, skip_bad_lines=self.skip_bad_lines, skipped=self.skipped)
 
@@ -78,19 +66,15 @@ class Table(Generic[T]):
 def read_table(
     source: str, parse: Callable[[Mapping[str, Any]], T], *, fields: Mapping[str, str], skip_bad_lines: bool
 ) -> Table[T]:
-    """Reads and checks a whole file.
+    """Reads and checks a whole file, 'tsv:PATH' or 'jsonl:PATH'.
 
-    Args:
-      source: 'tsv:PATH' or 'jsonl:PATH'.
-      parse: a function that makes a row of a line's cells or keys, or raises BadLineError. For TSV it gets the columns
-        in `fields`, for JSONL all keys of the object.
-      fields: the columns that a TSV file must have, each with the config field that names it.
-      skip_bad_lines: `data.skip_bad_lines`.
+    `parse` makes a row of a line's cells or keys, or raises BadLineError. For TSV it gets the columns in `fields`, for
+    JSONL all keys of the object. `fields` has the columns that a TSV file must have, each with the config field that
+    names it.
 
     Raises:
       DataError: at a bad line.
-      UnfitFileError: when there is no such file, it has no lines, its header lacks a column, or the first line or every
-        line is bad.
+      UnfitFileError: when there is no such file, no line or not each of the columns, or the first or every line is bad.
       OSError: when the file cannot be read.
     """
     kind, _, name = source.partition(":")
@@ -147,7 +131,6 @@ def numbered_lines(file: Iterable[bytes], *, blank: bytes) -> Iterator[tuple[int
 
 
 def decode_line(line: bytes) -> str:
-    """The text of a line; raises BadLineError when it is not UTF-8."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -37,15 +37,7 @@ class PairTokens(Protocol):
 
 
 class _TaskExamples:
-    """What classification and multiple-choice examples have in common.
-
-    Attributes:
-      labels: int32[examples], the class or right choice of each example.
-      lines: the number of each example's line in the file, from 1.
-      answers: names of the classes or choices.
-      shares: float64[answers], the share of each answer among the labels.
-      num_cut: number of lines with a text that was cut.
-    """
+    """What classification and multiple-choice examples have in common."""
 
     _seq_len: int
     _special: PairTokens
@@ -60,10 +52,11 @@ class _TaskExamples:
     ) -> None:
         self._texts = Ragged([ids for row, _ in table.rows for ids in row])
         warn_of_unknown(self._texts.tokens, tokenizer, table.source)
-        self.labels = np.array([label for _, label in table.rows], np.int32)
+        self.labels = np.array([label for _, label in table.rows], np.int32)  # the classes or right choices
+        # The number of each example's line in the file, from 1; the names of the classes or choices.
         self.lines, self.answers = table.lines, tuple(answers)
-        self.shares = class_shares(self.labels, len(answers))
-        self.num_cut = num_cut
+        self.shares = class_shares(self.labels, len(answers))  # of each answer among the labels
+        self.num_cut = num_cut  # lines with a text that was cut
         common = int(np.argmax(self.shares))
         self._description = (
             f"{table.describe()}, {num_cut:,} cut to model.seq_len={self._seq_len}; always answering "
@@ -80,7 +73,6 @@ class _TaskExamples:
         return f"{len(self)}-{digest.hexdigest()[:16]}"
 
     def describe(self) -> str:
-        """A line for the log: the file, lines used, skipped and cut, and the accuracy of guessing."""
         return self._description
 
     def _labelled(self, index: int, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -90,19 +82,8 @@ class _TaskExamples:
 class ClassificationExamples(_TaskExamples):
     """One text or a pair, and a class.
 
-    Args:
-      table: the table of `read_classification`, or one side of its split.
-      classes: `data.classes`.
-      tokenizer: the tokenizer that encodes the texts.
-      special: the special tokens around the texts.
-      seq_len: `model.seq_len`.
-      truncate: `data.truncate`: whether an example that is too long loses tokens from the end of its longer text, one
-        by one, as in BERT's published code; of two texts of equal length the second loses a token. Otherwise it is a
-        bad line.
-
-    Raises:
-      ConfigError: when `seq_len` leaves no room for a token of each text.
-      DataError: at an example that is too long, or when no example remains.
+    With `truncate`, an example that is too long loses tokens from the end of its longer text, one by one, as in BERT's
+    published code; of two texts of equal length the second loses a token. Otherwise it is a bad line.
     """
 
     def __init__(
@@ -135,10 +116,9 @@ class ClassificationExamples(_TaskExamples):
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Example `index`, the same in every epoch.
 
-        Returns:
-          `tokens` int32[seq_len]; `segments` int32[seq_len], 1 on tokens and 0 on padding; `token_types`
-          int32[seq_len], 1 on the second text and the separator after it; `labels` int32[], the class;
-          `label_weights` float32[], 1.
+        It has `tokens` int32[seq_len]; `segments` int32[seq_len], 1 on tokens and 0 on padding; `token_types`
+        int32[seq_len], 1 on the second text and the separator after it; `labels` int32[], the class; `label_weights`
+        float32[], 1.
         """
         _check(index, len(self))
         texts = [self._texts[index * self._num_texts + i] for i in range(self._num_texts)]
@@ -153,18 +133,9 @@ class MultipleChoiceExamples(_TaskExamples):
     Each choice makes a pair A, B. A is the context, which is the first text. B is the second text, a space and the
     choice, or the choice alone if there is no second text.
 
-    Args:
-      table: the table of `read_multiple_choice`, or one side of its split.
-      tokenizer: the tokenizer that encodes the texts.
-      special: the special tokens around the texts.
-      seq_len: `model.seq_len`.
-      truncate: `data.truncate`: whether the context of a pair that is too long is cut at its end. Question and choice
-        are never cut; if they leave no room for a token of the context, the line is bad. Without `truncate`, any pair
-        that is too long makes its line bad.
-
-    Raises:
-      ConfigError: when `seq_len` leaves no room for a token of each text.
-      DataError: at an example that is too long, or when no example remains.
+    With `truncate`, the context of a pair that is too long is cut at its end. Question and choice are never cut; if
+    they leave no room for a token of the context, the line is bad. Without, any pair that is too long makes its line
+    bad.
     """
 
     def __init__(
@@ -198,9 +169,8 @@ class MultipleChoiceExamples(_TaskExamples):
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Example `index`, the same in every epoch.
 
-        Returns:
-          `tokens`, `segments` and `token_types` as in `ClassificationExamples`, but int32[num_choices, seq_len];
-          `labels` int32[], the index of the right choice; `label_weights` float32[], 1.
+        It has `tokens`, `segments` and `token_types` as in `ClassificationExamples`, but int32[num_choices, seq_len];
+        `labels` int32[], the index of the right choice; `label_weights` float32[], 1.
         """
         _check(index, len(self))
         first = index * (1 + self._num_choices)

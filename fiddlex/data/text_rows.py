@@ -26,21 +26,14 @@ _SPLIT_NAME = re.compile(f"(?<![a-z])({'|'.join(_SPLITS)})(?![a-z])")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextRows:
-    """The texts of one file, or of one split of a saved dataset.
+    """The texts of one file, or of one split of a saved dataset."""
 
-    Attributes:
-      name: the name that the documents' names begin with: the POSIX path relative to the source.
-      num_rows: number of rows.
-      read: takes bool[num_rows], and yields the number and the text of each row for which it is True, in order. The
-        text of a row without a value is empty. It may raise DataError and OSError.
-    """
-
-    name: str
+    name: str  # the POSIX path relative to the source, with which the documents' names begin
     num_rows: int
+    # Takes bool[num_rows]; yields number and text ("" for none) of each True row, in order; raises DataError, OSError.
     read: Callable[[np.ndarray], Iterator[tuple[int, str]]]
 
     def names(self) -> Iterator[str]:
-        """The name of each row."""
         return (f"{self.name}:{row}" for row in range(self.num_rows))
 
 
@@ -55,35 +48,21 @@ def read_documents(parts: Sequence[TextRows], keep: np.ndarray) -> Iterator[Docu
 
 
 def training_split(splits: dict[str, list[TextRows]], source: str) -> list[TextRows]:
-    """The rows to train on: the split `train`, or the only split.
-
-    Raises:
-      DataError: when there are several splits and none is `train`.
-    """
+    """The rows of the split `train`, or of the only split; raises DataError when there is neither."""
     return _chosen(splits, ("train",), source)
 
 
 def evaluation_split(splits: dict[str, list[TextRows]], source: str) -> list[TextRows]:
-    """The rows of a source that is only evaluated on: the split `validation`, else `test`, else the only split.
-
-    Raises:
-      DataError: when there are several splits and none is one of these two.
-    """
+    """The rows of the split `validation`, else of `test`, or of the only split; raises DataError when there is none."""
     return _chosen(splits, ("validation", "test"), source)
 
 
 def files_by_split(root: Path, is_data: Callable[[str], bool]) -> dict[str, list[tuple[str, Path]]]:
-    """Names and paths of the data files below a folder, in the order of their names, by their split.
+    """Names and paths of the data files below the folder `root`, in the order of their names, by their split.
 
     A file belongs to the split whose name stands, with no letter beside it, in its path below the folder (the first
-    such name, if there are several), and to `train` if none does. Hidden files and folders are left out.
-
-    Args:
-      root: a folder, or a single file, which has the split `train`.
-      is_data: whether a file of this name is a data file.
-
-    Raises:
-      OSError: when a folder cannot be read.
+    such name, if there are several), and to `train` if none does. If `root` is a single file, it has the split `train`.
+    Hidden files and folders are left out, and so are files whose names `is_data` rejects.
     """
     if root.is_file():
         return {"train": [(root.name, root)]}
@@ -96,11 +75,7 @@ def files_by_split(root: Path, is_data: Callable[[str], bool]) -> dict[str, list
 
 
 def json_text(value: dict[str, Any], column: str, where: str) -> str:
-    """The text that a JSON object has under the key `column`; empty where it is null.
-
-    Raises:
-      DataError: when there is no such key, or its value is not a string; the message begins with `where`.
-    """
+    """The text that a JSON object has under the key `column`, empty for null; errors (DataError) begin with `where`."""
     if column not in value:
         raise DataError(
             f"{where} has no key {column!r} (data.text_column={column}). It has "

@@ -11,11 +11,7 @@ _MEMORY_TOKENS = 2**26  # tokens that wait in memory
 
 
 class TokenBuffer:
-    """Joins pieces of token ids into one array.
-
-    Args:
-      dtype: the unsigned dtype of the joined tokens.
-    """
+    """Joins pieces of token ids into one array of `dtype`, which is unsigned."""
 
     def __init__(self, dtype: np.dtype):
         self._dtype = dtype
@@ -24,22 +20,14 @@ class TokenBuffer:
         self._file: BinaryIO | None = None
 
     def append(self, ids: np.ndarray) -> None:
-        """Adds a piece, integers [tokens].
-
-        Raises:
-          DataError: when the temporary file cannot be written.
-        """
+        """Adds a piece, integers [tokens]."""
         self._pieces.append(ids.astype(self._dtype))
         self._num_waiting += len(ids)
         if self._num_waiting > _MEMORY_TOKENS:
             self._write()
 
     def joined(self) -> np.ndarray:
-        """All pieces, [tokens]; a memory map if they are in a file, which the system removes after its last use.
-
-        Raises:
-          DataError: when the temporary file cannot be written.
-        """
+        """All pieces, [tokens]; a memory map if they are in a file, which the system removes after its last use."""
         if self._file is None:
             return np.concatenate([np.zeros(0, self._dtype), *self._pieces])
         self._write()

@@ -56,13 +56,10 @@ def cached_streams(
     made_from: Callable[[], Mapping[str, Any]],
     read: Callable[[Progress], Sequence[TokenStream]],
 ) -> list[TokenStream]:
-    """The streams that `read` returns, mapped from a file; the first process calls it unless the file is there.
+    """The streams that `read` returns, mapped from a file in `folder`, which all processes of the run must share.
 
-    Args:
-      folder: the folder of the file, which all processes of the run must share.
-      source: the source as the config names it, for messages.
-      made_from: returns what the streams follow from, as values of JSON; called by the first process only.
-      read: reads and tokenizes; called by the first process only. It reports its progress.
+    The first process alone calls `made_from`, which returns what the streams follow from as values of JSON, and, unless
+    the file is there, `read`, which reads, tokenizes and reports its progress. `source` is for messages.
 
     Raises:
       DataError: when the file cannot be written, or some processes do not see it.
@@ -201,11 +198,7 @@ def _opened(file: Path, digest: str) -> list[TokenStream]:
 
 
 def _streams(text: bytes, digest: str) -> list[dict[str, Any]]:
-    """The descriptions of the streams, in which every value is one that `_written` may have written.
-
-    Raises:
-      ValueError: when they are not, or those of something else.
-    """
+    """The descriptions of the streams; raises ValueError unless every value is one that `_written` may have written."""
     said = json_object(text)
     if said.get("digest") != digest:
         raise ValueError(f"it was made from something else ({said.get('digest')!r:.80})")

@@ -23,19 +23,11 @@ _LARGER_IDS = 40  # all in lower halves; uint16 ids fall in either half, so only
 
 
 def open_token_file(path: Path, *, dtype: str, vocab_size: int) -> np.memmap:
-    """Maps the token file `path` into memory.
-
-    Args:
-      path: path of the file.
-      dtype: 'uint16' or 'uint32', `data.token_dtype`.
-      vocab_size: ids must be below it; the first `SCANNED_TOKENS` are checked here.
-
-    Returns:
-      uint16[tokens] or uint32[tokens].
+    """Maps the token file `path` into memory, as uint16[tokens] or uint32[tokens] as `dtype` says.
 
     Raises:
-      DataError: when the file is missing, empty, cut short, of the other dtype, or has ids outside the vocabulary.
-      OSError: when the file cannot be read.
+      DataError: when the file is missing, empty, cut short or of the other dtype, or one of its first `SCANNED_TOKENS`
+        ids is not below `vocab_size`.
     """
     if not path.is_file():
         raise DataError(

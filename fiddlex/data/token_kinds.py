@@ -32,44 +32,25 @@ class SpecialTokens(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Facts about the tokens of one tokenizer.
+    """Facts about the tokens of one tokenizer."""
 
-    Attributes:
-      name: the value of `data.tokenizer`.
-      special: the special tokens; None when the vocabulary lacks any of them.
-      missing: names of the special tokens that the vocabulary lacks; empty when it has all.
-      is_special: bool[ids]: whether a token is a special token or another token that is not text ([UNK]); such tokens
-        are never masked.
-      drawable: int32[n]: the ids that may replace a masked token; all except special and unused ones.
-      marks_words: whether the vocabulary marks where words begin.
-      joins_before, joins_after: bool[ids]: two neighbouring tokens belong to one word when `joins_after` is True for
-        the first and `joins_before` for the second.
-      ends: bool[ids]: whether the token ends a sentence.
-    """
-
-    name: str
-    special: SpecialTokens | None
-    missing: tuple[str, ...]
-    is_special: np.ndarray
-    drawable: np.ndarray
-    marks_words: bool
-    joins_before: np.ndarray
-    joins_after: np.ndarray
-    ends: np.ndarray
+    name: str  # the value of `data.tokenizer`
+    special: SpecialTokens | None  # None when the vocabulary lacks any of them
+    missing: tuple[str, ...]  # names of the special tokens that the vocabulary lacks
+    is_special: np.ndarray  # bool[ids]: special tokens, and others that are not text ([UNK]); they are never masked
+    drawable: np.ndarray  # int32[n]: the ids that may replace a masked token; all except special and unused ones
+    marks_words: bool  # whether the vocabulary marks where words begin
+    joins_before: np.ndarray  # bool[ids]: in one word with the token before it, if that one's `joins_after` is True
+    joins_after: np.ndarray  # bool[ids]: in one word with the token after it, if that one's `joins_before` is True
+    ends: np.ndarray  # bool[ids]: whether the token ends a sentence
 
     def starts_words(self, ids: np.ndarray) -> np.ndarray:
-        """Where words start.
+        """Which of `ids`, integers [tokens], start words: bool[tokens].
 
         Two neighbouring bytes belong to one word when both are letters, digits, underscores or parts of a character
         beyond ASCII. A WordPiece token with ## continues the word before it. A token of byte-level BPE or SentencePiece
         continues the word before it when no whitespace separates the two (as in RoBERTa: full stops and commas are part
         of a word). The first token and special tokens start words; if the vocabulary marks no words, every token does.
-
-        Args:
-          ids: integers, [tokens], all in the vocabulary.
-
-        Returns:
-          bool[tokens].
         """
         starts = ~self.joins_before[ids]
         starts[1:] |= ~self.joins_after[ids[:-1]]

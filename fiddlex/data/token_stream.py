@@ -19,23 +19,14 @@ _DECODED_AT_ONCE = 2**16  # tokens
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenStream:
-    """Tokens of concatenated documents.
+    """Tokens of concatenated documents."""
 
-    Attributes:
-      tokens: unsigned integers, [tokens]; a memory map for token files and for text of many tokens.
-      num_bytes: UTF-8 bytes of the text; None for token files, whose text is unknown.
-      num_documents: number of whole documents in the stream; None when the stream is a token file or a part of a file.
-      separator: the token between documents; None when the vocabulary has none or is unknown.
-      unit: what a whole document is called: file or row.
-      documents: the documents as `bounds` has them, where a file tells them; None: the separators do.
-    """
-
-    tokens: np.ndarray
-    num_bytes: int | None = None
-    num_documents: int | None = None
-    separator: int | None = None
-    unit: str = "file"
-    documents: np.ndarray | None = None
+    tokens: np.ndarray  # unsigned integers, [tokens]; a memory map for token files and for text of many tokens
+    num_bytes: int | None = None  # UTF-8 bytes of the text; None for token files, whose text is unknown
+    num_documents: int | None = None  # whole documents in the stream; None for a token file or a part of a file
+    separator: int | None = None  # the token between documents; None when the vocabulary has none or is unknown
+    unit: str = "file"  # what a whole document is called: file or row
+    documents: np.ndarray | None = None  # as `bounds` has them, where a file tells them; None: the separators do
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -61,9 +52,9 @@ class TokenStream:
     def bounds(self) -> np.ndarray:
         """The documents, int64[documents, 2]: the first token of each and the one after its last.
 
-        A document is a run of tokens between separators, which belong to no document. It is a file, or a part of a file
-        that contains separators (stories in one file, a token file). Without separators the stream is one document. The
-        first access finds the documents by reading all tokens once, unless `documents` has them.
+        A document is a run of tokens between separators: a file, or a part of a file that contains separators (stories
+        in one file, a token file). Without separators the stream is one document. The first access reads all tokens
+        once, unless `documents` is given.
         """
         if self.documents is not None:
             return self.documents

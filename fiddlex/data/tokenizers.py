@@ -93,20 +93,16 @@ class ByteTokenizer:
 
     @property
     def special(self) -> SpecialTokens | None:
-        """0, 0xFE, 0xFD and 0xFF."""
         return self.vocabulary.special
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """Facts about the bytes."""
         return byte_vocabulary()
 
     def encode(self, text: str) -> np.ndarray:
-        """The UTF-8 bytes of `text`, int32[bytes]."""
         return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -119,9 +115,6 @@ class JsonTokenizer:
 
     A separator that is written out in the text (`<|endoftext|>` between stories) is read as that token, as authors of
     such files intend.
-
-    Args:
-      path: path of the JSON file.
 
     Raises:
       DataError: when there is no such file or it is not a tokenizer.
@@ -160,16 +153,14 @@ class JsonTokenizer:
 
     @property
     def special(self) -> SpecialTokens | None:
-        """[PAD], [CLS], [SEP] and [MASK], or <pad>, <s>, </s> and <mask>, if the vocabulary has all four."""
         return self.vocabulary.special
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """Facts about the tokens; computing them takes part of a second for a large vocabulary."""
+        """Cached: computing it takes part of a second for a large vocabulary."""
         return json_vocabulary(self._tokenizer, name=self._path)
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of `text`, int32[tokens], without special tokens around it."""
         with self._library("cannot encode a text"):
             return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
@@ -208,8 +199,7 @@ def make_tokenizer(spec: str) -> Tokenizer:
     """The tokenizer that `data.tokenizer` names: 'bytes', or the path of a JSON file of the `tokenizers` library.
 
     Raises:
-      ConfigError: when `spec` is empty.
-      DataError: when the path is not such a file.
+      ConfigError, DataError: when `spec` is empty, or its path is not such a file.
     """
     if not spec:
         raise ConfigError("data.tokenizer is empty. Use 'bytes' or the path of a tokenizer.json.")
@@ -241,11 +231,7 @@ def _json_digest(path: str, *state: int) -> str:
 
 
 def require_special(tokenizer: Tokenizer | None) -> SpecialTokens:
-    """The special tokens of `tokenizer`, which BERT's examples need.
-
-    Raises:
-      DataError: when the tokenizer is unknown (None) or its vocabulary lacks any of them.
-    """
+    """The special tokens, which BERT's examples need; raises DataError without a tokenizer or any of the tokens."""
     if tokenizer is None:
         raise DataError(
             "the tokenizer of these tokens is not known, and BERT's examples take its special tokens. Set "
@@ -279,10 +265,8 @@ def warn_of_unknown(ids: np.ndarray, tokenizer: Tokenizer, source: str) -> None:
 class PieceDecoder:
     """Decodes tokens as they arrive, each a few times at most, to pieces of whole characters.
 
-    Args:
-      tokenizer: the tokenizer that made the tokens.
-      after: the tokens before them, which are whole characters; a tokenizer may treat the first token of a text
-        differently.
+    `after` are the tokens before them, which are whole characters; a tokenizer may treat the first token of a text
+    differently.
     """
 
     def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()):

@@ -20,7 +20,6 @@ _CHUNK = 2**20  # bytes that are decompressed at once
 
 
 def is_compressed(file: str) -> bool:
-    """Whether a file of this name is compressed."""
     return file.lower().endswith(_ENDS)
 
 
@@ -48,11 +47,7 @@ class opened:  # noqa: N801  # reads as a function
 
 
 def read_text(stream: IO[bytes], file: str) -> bytes:
-    """All bytes of an opened file.
-
-    Raises:
-      DataError: when a compressed file becomes larger than the invariant allows.
-    """
+    """All bytes of an opened file; DataError when a compressed file becomes larger than the invariant allows."""
     most = _most_text(file)
     if most < 0:
         return stream.read()
@@ -66,11 +61,7 @@ def read_text(stream: IO[bytes], file: str) -> bytes:
 
 
 def lines(stream: IO[bytes], file: str) -> Iterator[bytes]:
-    """The lines of an opened file, with their ends.
-
-    Raises:
-      DataError: when a line of a compressed file is longer than the invariant allows.
-    """
+    """The lines of an opened file, with their ends; DataError when one of a compressed file is longer than allowed."""
     most = _most_text(file)
     while line := stream.readline(most):
         if not line.endswith(b"\n"):

@@ -16,13 +16,7 @@ MOST_BYTES = 2**26  # of a file; the index of a model with 10¹² weights has 1.
 
 
 def check_regular(path: str | Path) -> os.stat_result:
-    """The status of a file that is about to be opened.
-
-    Raises:
-      FileNotFoundError: when there is no such file.
-      OSError: when nothing can be known of it.
-      ValueError: when it is no regular file.
-    """
+    """The status of a file that is about to be opened; ValueError if it is not regular, OSError if there is none."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is a folder, a pipe or a device, and must be a file")
@@ -33,8 +27,7 @@ def read_small(path: str | Path) -> str:
     """The text of a file, without a byte order mark, which spreadsheets and some editors put first.
 
     Raises:
-      FileNotFoundError: when there is no such file.
-      OSError: when it cannot be read.
+      OSError: when it cannot be read (FileNotFoundError: there is none).
       ValueError: when it is no regular file, has more than `MOST_BYTES`, or is not UTF-8.
     """
     found = check_regular(path)
@@ -45,11 +38,7 @@ def read_small(path: str | Path) -> str:
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:
-    """The JSON object in a text.
-
-    Raises:
-      ValueError: when the text is not JSON, is nested too deeply, has a number of thousands of digits, or is no object.
-    """
+    """The JSON object in a text; ValueError when it is none, nested too deeply, or has a number of 1000s of digits."""
     try:
         value = json.loads(text)
     except RecursionError as error:

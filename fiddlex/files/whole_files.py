@@ -24,17 +24,11 @@ _LEFTOVER_S = 3600.0  # age of an incomplete file that nobody writes to any more
 def replacing(path: str | Path, *, shared: bool = False, synced: bool = False) -> Iterator[BinaryIO]:
     """Yields a file to write, which takes the place of `path` when the body ends without an error.
 
-    Until then it is NAME.tmp beside `path`. An error removes it; what a kill left, the next call replaces.
-
-    Args:
-      path: the file, in a folder that exists.
-      shared: whether other processes may write the same file at the same time. Each then writes to a name of its own,
-        NAME-*.tmp; `remove_leftovers` removes what kills left.
-      synced: whether to wait until the content is on disk before it takes the place of `path`, so that a failure of the
-        machine leaves no part either.
-
-    Raises:
-      OSError: when it cannot be written, with `path` in its message; `path` is as it was.
+    Until then it is NAME.tmp beside `path`. An error removes it; what a kill left, the next call replaces. An OSError
+    has `path` in its message, and `path` is then as it was. With `shared`, other processes may write the same file at
+    the same time: each writes to a name of its own, NAME-*.tmp, and `remove_leftovers` removes what kills left. With
+    `synced`, the content is on disk before it takes the place of `path`, so that a failure of the machine leaves no
+    part either.
     """
     path = Path(path)
     if path.exists() and not path.is_file() and not stat.S_ISFIFO(path.lstat().st_mode):  # such as /dev/stdout
@@ -59,23 +53,13 @@ def replacing(path: str | Path, *, shared: bool = False, synced: bool = False) -
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Replaces a small file, which one process at a time writes, and waits until it is on disk.
-
-    Raises:
-      OSError: when it cannot be written; `path` is as it was.
-    """
+    """Replaces a small file, which one process at a time writes, and waits until it is on disk."""
     with replacing(path, synced=True) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Writes what a user wants in a file: as `write_whole`, but to a device and through a link as they are.
-
-    So /dev/stdout, which is a link, stays one.
-
-    Raises:
-      OSError: when it cannot be written, with `path` in its message; a regular file is then as it was.
-    """
+    """As `write_whole`, but writes to a device and through a link as they are: /dev/stdout, a link, stays one."""
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -86,11 +70,7 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def name_folder(part: Path, path: Path) -> None:
-    """Gives a complete folder its name, where nothing or an empty folder is, once all its files are on disk.
-
-    Raises:
-      OSError: when something else is at `path`, or a file system refuses; the folder then keeps its name.
-    """
+    """Gives a complete folder its name, where at most an empty folder is, once its files are on disk; else OSError."""
     for file in part.rglob("*"):
         if file.is_file():
             with file.open("rb") as opened:
@@ -107,12 +87,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def unused(folder: Path, name: str) -> Path:
-    """A path in `folder` where nothing is yet.
-
-    Args:
-      folder: the folder, which may not exist.
-      name: the name, with {} where the date and time of now go, and behind them -2, -3, … if the path is taken.
-    """
+    """A path in `folder` where nothing is yet: `name`, with the date and time in place of {}, and -2, … if need be."""
     now = time.strftime("%Y%m%d-%H%M%S")
     stamps = itertools.chain([now], (f"{now}-{number}" for number in itertools.count(2)))
     return next(path for stamp in stamps if not os.path.lexists(path := folder / name.format(stamp)))

@@ -12,37 +12,24 @@ MOST_GIB = 2.0**20  # limit for the memory of a device or a host: a pebibyte, fa
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One kind of device: a chip, or an equal part of a chip where jax makes several devices of each chip.
+    """One kind of device: a chip, or an equal part of a chip where jax makes several devices of each chip."""
 
-    Attributes:
-      name: the maker's name for the chip.
-      memory_gib: GiB of memory usable by a program.
-      memory_bandwidth: bytes/s between the chip and its memory.
-      peak_flops: operations/s of dense matrix products for each compute dtype, at jax's default precision.
-      source: source of the chip's figures.
-      device_kinds: what `jax.Device.device_kind` may call the chip; empty: not known.
-      devices_per_chip: number of devices that jax makes of each chip. All other figures are those of one device.
-    """
-
-    name: str
-    memory_gib: float
-    memory_bandwidth: float
+    name: str  # the maker's
+    memory_gib: float  # GiB usable by a program
+    memory_bandwidth: float  # bytes/s between the chip and its memory
+    # operations/s of dense matrix products by compute dtype, at jax's default precision
     peak_flops: Mapping[str, float]
-    source: str
-    device_kinds: tuple[str, ...] = ()
+    source: str  # of the figures
+    device_kinds: tuple[str, ...] = ()  # what `jax.Device.device_kind` may call the chip; empty: not known
+    # number of devices that jax makes of each chip; all other figures are those of one device
     devices_per_chip: int = 1
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory usable by a program."""
         return int(self.memory_gib * 2**30)
 
     def peak(self, dtype: str) -> float:
-        """Operations/s of dense matrix products in a compute dtype.
-
-        Raises:
-          ConfigError: when the chip has no peak for the dtype.
-        """
+        """Operations/s of dense matrix products in a compute dtype; ConfigError when the chip has no peak for it."""
         if dtype not in self.peak_flops:
             raise ConfigError(
                 f"{self.name} has no peak_flops for model.dtype={dtype}; it has some for {', '.join(self.peak_flops)}. "
@@ -51,7 +38,6 @@ class Chip:
         return self.peak_flops[dtype]
 
     def validate(self, prefix: str) -> None:
-        """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
         rules.positive(f"{prefix}memory_gib", self.memory_gib, MOST_GIB)
         rules.positive(f"{prefix}memory_bandwidth", self.memory_bandwidth)
         rules.at_least(f"{prefix}devices_per_chip", self.devices_per_chip, 1)
@@ -67,30 +53,18 @@ class Chip:
 
 @dataclasses.dataclass(frozen=True)
 class HostMemory:
-    """The memory of one host, for what its devices keep there; `[host]` of a topology file.
+    """The memory of one host, for what its devices keep there: `[host]` of a topology file, not `[hosts]` (`Hosts`)."""
 
-    `[hosts]` is another section (`fiddlex.hardware.slices.Hosts`): it says how the chips of a TPU slice are divided
-    among hosts, and nothing about memory.
-
-    Attributes:
-      memory_gib: GiB of memory of one host, of which the operating system and the programs' own data take a part.
-      devices: number of devices that share the memory.
-      bandwidth: bytes/s that each device can read from the memory while it writes as many bytes/s there and all other
-        devices of the host do the same.
-      source: source of the figures.
-      pinned_gib: the most GiB of pinned memory that the platform's allocator gives to one device's arrays unless the
-        user changes its settings; 0: the allocator has no limit of its own.
-    """
-
-    memory_gib: float
-    devices: int
+    memory_gib: float  # GiB of one host, of which the operating system and the programs' own data take a part
+    devices: int  # number of devices that share the memory
+    # bytes/s that each device can read there while it writes as many and all other devices of the host do the same
     bandwidth: float
-    source: str
+    source: str  # of the figures
+    # most GiB of pinned memory that the allocator gives one device's arrays by default; 0: it has no limit of its own
     pinned_gib: float = 0.0
 
     @property
     def bytes_per_device(self) -> int:
-        """Bytes of the host's memory for each of its devices, when all have equal shares."""
         return int(self.memory_gib * 2**30 / self.devices)
 
     @property
@@ -100,7 +74,6 @@ class HostMemory:
         return min(self.bytes_per_device, pinned) if pinned else self.bytes_per_device
 
     def validate(self, prefix: str) -> None:
-        """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
         rules.positive(f"{prefix}memory_gib", self.memory_gib, MOST_GIB)
         rules.at_least(f"{prefix}devices", self.devices, 1)
         rules.positive(f"{prefix}bandwidth", self.bandwidth)

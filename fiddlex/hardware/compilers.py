@@ -9,11 +9,7 @@ _CUDA_PLUGINS = "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"
 
 
 def missing_compiler(topology: str) -> str:
-    """What to install before anything can be compiled for a topology; empty where nothing is missing.
-
-    Args:
-      topology: `tpu:…` or `gpu:…`, as `fiddlex compile` takes it; other topologies need nothing.
-    """
+    """What to install to compile for a topology of `fiddlex compile`, `tpu:…` or `gpu:…`; empty: nothing is missing."""
     if topology.startswith("tpu:") and importlib.util.find_spec("libtpu") is None:
         return (
             f"Compiling for {topology} takes libtpu, which is not installed. It comes with the extra aot, for Linux on "
@@ -44,12 +40,7 @@ def libtpu_that_jax_names() -> str:
 
 
 def other_libtpu(used: str, named: str) -> str:
-    """A sentence for people where TPU programs are compiled by another libtpu than jax names; else empty.
-
-    Args:
-      used: the version of the libtpu that compiles.
-      named: the version that jax names; `0.0.42` stands for `0.0.42.1` too.
-    """
+    """A sentence for people if jax names another libtpu than `used`, else empty; `0.0.42` stands for `0.0.42.1` too."""
     if not named or used == named or used.startswith(f"{named}."):
         return ""
     return (

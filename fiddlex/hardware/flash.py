@@ -21,15 +21,10 @@ _MOST_BLOCKS = 8  # into which blocked cuts a sequence: each has operations of i
 
 
 class FlashKernel(NamedTuple):
-    """The fused kernel of attention.
+    """The fused kernel of attention."""
 
-    Attributes:
-      name: `blocked`, `cudnn` or `splash`; empty: attention computes its scores and probabilities in memory.
-      reason: why there is no kernel; empty where there is one.
-    """
-
-    name: str
-    reason: str = ""
+    name: str  # `blocked`, `cudnn` or `splash`; empty: attention computes its scores and probabilities in memory
+    reason: str = ""  # why there is no kernel; empty where there is one
 
     def __str__(self) -> str:
         if self.name:
@@ -38,13 +33,10 @@ class FlashKernel(NamedTuple):
 
 
 def flash_kernel(platform: str, model: ModelConfig, *, capability: int = 0, dropout: bool = False) -> FlashKernel:
-    """The kernel in which a model's attention runs on a kind of device.
+    """The kernel in which a model's attention runs on a platform, as jax names it: `cpu`, `gpu` or `tpu`.
 
-    Args:
-      platform: the devices' platform as jax names it: `cpu`, `gpu` or `tpu`.
-      model: config of the model that computes the attention.
-      capability: major number of a GPU's CUDA compute capability; 0: it has none, or none is known.
-      dropout: whether attention probabilities are dropped.
+    `capability` is the major number of a GPU's CUDA compute capability; 0: it has none, or none is known. `dropout`
+    says whether attention probabilities are dropped.
     """
     name = {"cpu": BLOCKED, "gpu": CUDNN, "tpu": SPLASH}.get(platform, "")
     reason = _obstacle(platform, model, capability)

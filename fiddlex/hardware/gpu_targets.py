@@ -12,34 +12,20 @@ from fiddlex.config import rules
 
 @dataclasses.dataclass(frozen=True)
 class GpuTarget:
-    """The compiler's description of a GPU, with the figures that a device of this kind reports about itself.
+    """The compiler's description of a GPU."""
 
-    Attributes:
-      description: the device's name for its own kind.
-      capability: major number of the GPU's CUDA compute capability.
-      num_cores: number of streaming multiprocessors.
-      units_per_core: number of float32 units of each multiprocessor.
-      clock_ghz: clock rate of the multiprocessors, in GHz.
-      shared_bytes: bytes of shared memory of each multiprocessor.
-      block_bytes: bytes of shared memory that a block can request at most.
-      cache_bytes: bytes of the second-level cache.
-      memory_bytes: bytes of the device's memory.
-      bytes_per_s: bandwidth of the device's memory.
-    """
-
-    description: str
-    capability: int
-    num_cores: int
-    units_per_core: int
-    clock_ghz: float
-    shared_bytes: int
-    block_bytes: int
-    cache_bytes: int
+    description: str  # the device's name for its own kind
+    capability: int  # major number of the CUDA compute capability
+    num_cores: int  # streaming multiprocessors
+    units_per_core: int  # float32 units of each multiprocessor
+    clock_ghz: float  # of the multiprocessors
+    shared_bytes: int  # shared memory of each multiprocessor
+    block_bytes: int  # shared memory that a block can request at most
+    cache_bytes: int  # second-level cache
     memory_bytes: int
-    bytes_per_s: int
+    bytes_per_s: int  # of the device's memory
 
     def validate(self, prefix: str) -> None:
-        """Raises ConfigError when a figure is not above 0; `prefix` precedes the names of fields."""
         for field in dataclasses.fields(self):
             if field.type is not str:
                 rules.positive(f"{prefix}{field.name}", float(getattr(self, field.name)))

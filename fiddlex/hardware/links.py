@@ -8,28 +8,18 @@ from fiddlex.config import rules
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """The connection between the devices of a group.
+    """The connection between the devices of a group."""
 
-    Attributes:
-      name: name of the link's technology.
-      devices: number of devices in a group that the link joins; 0: any number.
-      bandwidth: bytes/s that each device can send while it receives as much and all others of the group do the same.
-      latency_s: seconds that a message takes from start to arrival, in addition to the time for its bytes.
-      source: source of the link's figures.
-      paths: number of paths that share the bandwidth. A message to one other device uses one path; a ring uses all.
-      pooled: number of devices that share their sending bandwidth; when fewer of them send, each gets more.
-    """
-
-    name: str
-    devices: int
+    name: str  # of the link's technology
+    devices: int  # number of devices in a group that the link joins; 0: any number
+    # bytes/s that each device can send while it receives as much and all others of the group do the same
     bandwidth: float
-    latency_s: float
-    source: str
-    paths: int = 1
-    pooled: int = 1
+    latency_s: float  # seconds that a message takes from start to arrival, in addition to the time for its bytes
+    source: str  # of the figures
+    paths: int = 1  # number of paths that share the bandwidth; a message to one other device uses one, a ring uses all
+    pooled: int = 1  # number of devices that share their sending bandwidth; when fewer of them send, each gets more
 
     def validate(self, prefix: str) -> None:
-        """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
         rules.at_least(f"{prefix}devices", self.devices, 0)
         rules.positive(f"{prefix}bandwidth", self.bandwidth)
         rules.at_least(f"{prefix}latency_s", self.latency_s, 0)

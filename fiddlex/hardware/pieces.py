@@ -12,21 +12,15 @@ MOST_BLOCKS = 8  # each block has operations of its own in the program
 
 
 def runs_in_blocks(platform: str) -> bool:
-    """Whether products run in blocks on a platform, as jax names it (`cpu`, `gpu` or `tpu`); otherwise in rings.
-
-    XLA schedules the permutes of a ring one after the other on GPUs, and each waits for all devices of the program.
-    """
+    """Whether products run in blocks on a platform, as jax names it (`cpu`, `gpu` or `tpu`); otherwise in rings."""
+    # XLA schedules the permutes of a ring one after the other on GPUs, and each waits for all devices of the program.
     return platform == "gpu"
 
 
 def num_pieces(batch: int, length: int, ranks: int, *, in_blocks: bool) -> int:
     """The number of pieces of a product: blocks, or parts and halves of parts in a ring.
 
-    Args:
-      batch: number of sequences of a microbatch.
-      length: number of positions of a rank's part of a sequence.
-      ranks: number of tensor ranks.
-      in_blocks: whether the product runs in blocks.
+    A microbatch has `batch` sequences, and each of the tensor `ranks` has `length` positions of a sequence.
     """
     return num_blocks(batch, length, ranks) if in_blocks else ranks * num_ways(batch, length)
 

@@ -14,14 +14,10 @@ _PARTS_OF_A_CUBE = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4)}
 
 
 def slice_shape(dimensions: int, num_chips: int) -> tuple[int, ...]:
-    """The shape of the most cubic slice of `num_chips` chips: the one whose edges have the smallest sum.
+    """The edges of the most cubic slice of `num_chips` chips, whose sum is smallest; empty where no slice has so many.
 
-    Args:
-      dimensions: number of dimensions of the torus: 2 or 3.
-      num_chips: number of chips of the slice, at least 1; the caller checks the TPU's upper limit.
-
-    Returns:
-      The slice's edges, in the order of Cloud TPU and libtpu; empty where no slice has `num_chips` chips.
+    The edges are in the order of Cloud TPU and libtpu. The torus has 2 or 3 `dimensions`. The caller checks the TPU's
+    upper limit.
     """
     if dimensions == 2:
         if num_chips == 2 or num_chips.bit_count() != 1:
@@ -42,23 +38,13 @@ def slice_shape(dimensions: int, num_chips: int) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """The hosts of a slice: virtual machines, each with some of its chips; `[hosts]` of a topology file.
+    """The hosts of a slice: virtual machines, each with some of its chips; `[hosts]` of a topology file."""
 
-    The memory of a host is in another section, `[host]` (`fiddlex.hardware.chips.HostMemory`).
-
-    Attributes:
-      devices: number of chips of each host where the slice has several hosts.
-      alone: number of chips of the largest slice that is one host.
-      accelerator: GKE's name for the chips, the value of the node label `cloud.google.com/gke-tpu-accelerator`.
-      source: source of the figures and the name.
-    """
-
-    devices: int
-    alone: int
-    accelerator: str
-    source: str
+    devices: int  # number of chips of each host where the slice has several hosts
+    alone: int  # number of chips of the largest slice that is one host
+    accelerator: str  # GKE's name for the chips, the value of the node label `cloud.google.com/gke-tpu-accelerator`
+    source: str  # of the figures and the name
 
     def validate(self, prefix: str) -> None:
-        """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
         rules.at_least(f"{prefix}devices", self.devices, 1)
         rules.at_least(f"{prefix}alone", self.alone, self.devices)

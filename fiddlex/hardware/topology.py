@@ -85,37 +85,23 @@ LIBTPU_DEVICES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 1, "v5e": 1, "v5p": 1, "v6e":
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """The on-demand list price of renting a device.
-
-    Attributes:
-      usd_per_device_hour: USD that one device costs for an hour.
-      date: day on which the price was read.
-      source: source of the price.
-    """
+    """The on-demand list price of renting a device."""
 
     usd_per_device_hour: float
-    date: datetime.date
+    date: datetime.date  # day on which the price was read
     source: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiler:
-    """The ahead-of-time compiler's name for the chips (`fiddlex.cluster.mesh.make_topology_mesh`).
+    """The ahead-of-time compiler's name for the chips (`fiddlex.cluster.mesh.make_topology_mesh`)."""
 
-    Attributes:
-      platform: the chips' platform, `gpu` or `tpu`.
-      name: the compiler's name for the kind of chip.
-      torus: number of dimensions of the torus that TPUs form; 0 for GPUs.
-      gpu: the compiler's description of the GPU; None: the description that the catalogue has under `name`.
-    """
-
-    platform: str
-    name: str
-    torus: int = 0
-    gpu: GpuTarget | None = None
+    platform: str  # of the chips, `gpu` or `tpu`
+    name: str  # the compiler's, for the kind of chip
+    torus: int = 0  # number of dimensions of the torus that TPUs form; 0 for GPUs
+    gpu: GpuTarget | None = None  # description of the GPU; None: the one that the catalogue has under `name`
 
     def validate(self, prefix: str) -> None:
-        """Raises ConfigError for an unknown platform or a wrong `torus`; `prefix` precedes the names of fields."""
         rules.choice(f"{prefix}platform", self.platform, ("gpu", "tpu"))
         torus = {"gpu": (0,), "tpu": (2, 3)}[self.platform]
         if self.torus not in torus:
@@ -139,40 +125,24 @@ class Compiler:
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A kind of cluster, of any number of devices.
+    """A kind of cluster, of any number of devices."""
 
-    Attributes:
-      name: the topology's name in the catalogue, or the path of its file.
-      description: text about the cluster, for people to read.
-      chip: the kind of device, the same throughout the cluster.
-      links: the links between devices, from the innermost outwards.
-      price: price of a device; None: unknown.
-      compiler: the ahead-of-time compiler's name for the chips; None: programs cannot be compiled for this cluster.
-      hosts: the hosts of a slice of TPUs; None for GPUs, whose hosts are the groups of the first link.
-      host: the memory of one host; None: unknown.
-    """
-
-    name: str
-    description: str
-    chip: Chip
-    links: tuple[Link, ...]
-    price: Price | None = None
-    compiler: Compiler | None = None
-    hosts: Hosts | None = None
-    host: HostMemory | None = None
+    name: str  # in the catalogue, or the path of the file
+    description: str  # for people to read
+    chip: Chip  # the kind of device, the same throughout the cluster
+    links: tuple[Link, ...]  # between devices, from the innermost outwards
+    price: Price | None = None  # of a device; None: unknown
+    compiler: Compiler | None = None  # None: programs cannot be compiled for this cluster
+    hosts: Hosts | None = None  # of a slice of TPUs; None for GPUs
+    host: HostMemory | None = None  # the memory of one host; None: unknown
 
     def rings(self, stride: int, size: int, *, num_devices: int = 0) -> tuple[Ring, ...]:
-        """The rings over which a group of `size` devices, `stride` apart, exchanges, the innermost first.
+        """The rings over which a group of `size` devices, `stride` device numbers apart, exchanges, innermost first.
 
-        The product of the rings' sizes is the size of the group. Where groups do not fit evenly into those of a link
-        (three devices on servers of eight), some cross the outer links more than others; the rings returned are those
-        of the groups that cross them most.
-
-        Args:
-          stride: distance between neighbours in the group, in device numbers.
-          size: group size.
-          num_devices: number of devices of the whole mesh; when one group of a link holds them all, no exchange uses a
-            link further out. 0: assume that only a group of the last link holds them all.
+        The product of the rings' sizes is `size`. Where groups do not fit evenly into those of a link (three devices on
+        servers of eight), some cross the outer links more than others; the rings are those of the groups that cross
+        them most. Where one group of a link holds all `num_devices` of the mesh, no exchange uses a link further out; 0
+        assumes that only a group of the last link holds them all.
 
         Raises:
           ConfigError: when no link joins so many devices.
@@ -193,11 +163,7 @@ class Topology:
         return tuple(rings)
 
     def link_between(self, first: int, second: int) -> Link:
-        """The innermost link that joins two devices, by their numbers.
-
-        Raises:
-          ConfigError: when no link joins the two devices.
-        """
+        """The innermost link that joins two devices, by their numbers; ConfigError when none does."""
         self._check_joined(max(first, second) + 1, f"devices {first} and {second}")
         return next(link for link in self.links if not link.devices or first // link.devices == second // link.devices)
 
@@ -211,11 +177,7 @@ class Topology:
 
     @property
     def host_memory(self) -> HostMemory:
-        """The memory of the hosts.
-
-        Raises:
-          ConfigError: when the topology has no [host].
-        """
+        """The memory of the hosts; ConfigError when the topology has no [host]."""
         if self.host is None:
             raise ConfigError(
                 f"topology {self.name} has no [host], so that nothing is known of the memory of its hosts. Add one, or "
@@ -249,13 +211,10 @@ class Topology:
         return slice_shape(self.compiler.torus, num_devices // per_chip)
 
     def compile_name(self, num_devices: int) -> str:
-        """The ahead-of-time compiler's name for `num_devices` of this topology's devices.
+        """The ahead-of-time compiler's name for `num_devices` of these devices; ConfigError when there is none.
 
         GPUs must be whole hosts or a part of one host. TPUs form the most cubic slice (`fiddlex.hardware.slices`), or
         several slices of as many devices as the innermost link between chips joins.
-
-        Raises:
-          ConfigError: when no cluster has `num_devices` devices, or the topology has no [compiler].
         """
         if self.compiler is None:
             raise ConfigError(
@@ -281,14 +240,7 @@ class Topology:
         return f"{self.compiler.platform}:{self.compiler.name}:{'x'.join(map(str, shape))}{slices}"
 
     def validate(self) -> "Topology":
-        """Checks every figure, and that the links' groups nest.
-
-        Returns:
-          The topology itself, so that calls can be chained.
-
-        Raises:
-          ConfigError: when a check fails; the message gives the value, the rule and the remedy.
-        """
+        """Checks every figure, and that the links' groups nest; returns the topology, or raises ConfigError."""
         prefix = f"topology {self.name}: "
         self.chip.validate(f"{prefix}chip.")
         if not self.links:
@@ -331,10 +283,7 @@ def catalogue() -> tuple[str, ...]:
 
 
 def load_topology(name_or_path: str) -> Topology:
-    """Reads and checks a topology.
-
-    Args:
-      name_or_path: a name in the catalogue (`a100_80`), or the path of a topology file, which ends in `.toml`.
+    """Reads and checks a topology: a name in the catalogue (`a100_80`), or the path of a file, which ends in `.toml`.
 
     Raises:
       ConfigError: when no such topology exists, or its file cannot be read, is not TOML, or breaks a rule.

@@ -1,8 +1,6 @@
 """The architectures of Hugging Face's transformers that fiddlex computes, and the way from and to a `config.json`.
 
-`settings_of` turns a `config.json` into fields of a config, `config_json` makes one, and `Architecture.parts` tells for
-each tensor of a folder which weight it is. An option that fiddlex does not compute is an error that names the option
-and its value.
+An option that fiddlex does not compute is an error that names the option and its value.
 """
 
 from typing import Any
@@ -21,13 +19,7 @@ ARCHITECTURES = {each.name: each for each in (*DECODERS, *BERTS)}
 
 
 def architecture_of(json: Json) -> Architecture:
-    """The architecture of a `config.json`.
-
-    One that names no class is that of the only decoder of its type.
-
-    Raises:
-      ConfigError: when fiddlex does not have it, or it has an option that fiddlex does not compute.
-    """
+    """The architecture of a `config.json`; one that names no class is that of the only decoder of its type."""
     names = json.get("architectures")
     if names is None:
         names = [each.name for each in DECODERS if each.model_type == json.get("model_type")]
@@ -51,13 +43,7 @@ def architecture_of(json: Json) -> Architecture:
 
 
 def model_of(json: Json) -> ModelConfig:
-    """The model section of a config that computes what a `config.json` describes.
-
-    Options that are missing have the defaults of transformers.
-
-    Raises:
-      ConfigError: when fiddlex does not compute it, or an option is no valid value.
-    """
+    """The model section for a `config.json`, in which missing options have the defaults of transformers."""
     architecture = architecture_of(json)
     values = dict(json)
     for alias, name in architecture.aliases.items():
@@ -76,9 +62,6 @@ def sliding_window(json: Json) -> int | None:
 
     In sequences that are no longer, attention is the same with and without the window. No other option is checked: a
     workdir may keep a `config.json` that an earlier version of fiddlex took and `model_of` refuses.
-
-    Raises:
-      ConfigError: when the window is no valid value.
     """
     mistral = ARCHITECTURES["MistralForCausalLM"]  # the only one that fiddlex computes within its window
     names = json.get("architectures")
@@ -88,11 +71,7 @@ def sliding_window(json: Json) -> int | None:
 
 
 def settings_of(json: Json) -> dict[str, Any]:
-    """The fields of a config that a `config.json` determines, by their paths: `model`, and for classes `data.labels`.
-
-    Raises:
-      ConfigError: when fiddlex does not compute what it describes, or a field is missing or no valid value.
-    """
+    """The fields that a `config.json` determines, by their paths: `model`, and for classes `data.labels`."""
     settings: dict[str, Any] = {"model": model_of(json)}
     if classes_of := architecture_of(json).classes_of:
         settings["data.labels"] = ",".join(classes_of(json))
@@ -100,15 +79,7 @@ def settings_of(json: Json) -> dict[str, Any]:
 
 
 def config_json(config: Config, base: Json | None = None) -> Json:
-    """The `config.json` of a model.
-
-    Args:
-      config: the config of the run.
-      base: the `config.json` that the run's weights came with, whose other fields are kept; None without one.
-
-    Raises:
-      ConfigError: when no architecture of transformers computes the model.
-    """
+    """The `config.json` of a model; keeps other fields of `base`, the one that the run's weights came with."""
     model = config.model
     if base is not None:
         architecture = architecture_of(base)

@@ -34,7 +34,6 @@ _DEFAULTS = {
 
 
 def bert_model(options: Options) -> ModelConfig:
-    """The model section of a config for the options of a BERT."""
     own_rate = options.values.get("classifier_dropout") is not None  # else it is that of the hidden layers
     return ModelConfig(
         family="bert",
@@ -54,11 +53,6 @@ def bert_model(options: Options) -> ModelConfig:
 
 
 def bert_json(config: Config) -> Json:
-    """The fields of a `config.json` that depend on a config.
-
-    Raises:
-      ConfigError: when the model has its norms before each branch, as no BERT of transformers does.
-    """
     model = config.model
     if not model.post_norm:
         raise ConfigError("model.post_norm=False: the classes of BERT in transformers have LayerNorm after each sum.")
@@ -109,7 +103,6 @@ def bert_parts(model: ModelConfig) -> list[Part]:
 
 
 def _head(task: str) -> list[Part]:
-    """The tensors of the heads that an objective has."""
     masked, label = ("head", "masked"), ("head", "label")
     found: list[Part] = []
     if task != "mlm":
@@ -130,11 +123,7 @@ def _head(task: str) -> list[Part]:
 
 
 def bert_classes(json: Json) -> tuple[str, ...]:
-    """The names of the classes, which become `data.labels`.
-
-    Raises:
-      ConfigError: when the model does not have two or more classes, or a name cannot stand in `data.labels`.
-    """
+    """The names of the classes, which become `data.labels`."""
     named, number = json.get("id2label"), json.get("num_labels", 2)
     if named is None and type(number) is int and number <= MOST_CLASSES:
         named = {str(i): f"LABEL_{i}" for i in range(number)}

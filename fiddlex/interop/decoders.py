@@ -10,7 +10,6 @@ from fiddlex.interop.options import Json, Options
 
 
 def gpt2_model(options: Options) -> ModelConfig:
-    """The model section of a config for the options of a GPT-2."""
     return ModelConfig(
         family="gpt",
         num_layers=options.size("n_layer"),
@@ -28,7 +27,6 @@ def gpt2_model(options: Options) -> ModelConfig:
 
 
 def gpt2_json(config: Config) -> Json:
-    """The fields of a `config.json` that depend on a config."""
     model = config.model
     return {
         "n_layer": model.num_layers,
@@ -70,11 +68,6 @@ def _own_table(model: ModelConfig) -> list[Part]:
 
 
 def llama_model(options: Options) -> ModelConfig:
-    """The model section of a config for the options of a Llama.
-
-    Raises:
-      ConfigError: when attention alone has dropout, or an option is no valid value.
-    """
     if options.number("attention_dropout"):
         raise ConfigError(
             f"{options.named('attention_dropout')}: fiddlex has one rate of dropout for attention, embeddings and both "
@@ -101,7 +94,6 @@ def llama_model(options: Options) -> ModelConfig:
 
 
 def mistral_model(options: Options) -> ModelConfig:
-    """The model section of a config for the options of a Mistral, whose window of attention bounds the sequence."""
     model = llama_model(options)
     window = options.optional_size("sliding_window")
     if window is not None:
@@ -110,23 +102,13 @@ def mistral_model(options: Options) -> ModelConfig:
 
 
 def qwen2_model(options: Options) -> ModelConfig:
-    """The model section of a config for the options of a Qwen2, whose class always has biases.
-
-    Raises:
-      ConfigError: when layers have a sliding window, or an option is no valid value.
-    """
     model = llama_model(options)
     _check_full_attention(options, model.num_layers)
-    return dataclasses.replace(model, qkv_bias=True)
+    return dataclasses.replace(model, qkv_bias=True)  # which a Qwen2 always has
 
 
 def qwen3_model(options: Options) -> ModelConfig:
-    """The model section of a config for the options of a Qwen3, whose width of a head does not follow from others.
-
-    Raises:
-      ConfigError: when layers have a sliding window, or an option is no valid value.
-    """
-    options.size("head_dim")
+    options.size("head_dim")  # the width of a head, which follows from no other option
     model = llama_model(options)
     _check_full_attention(options, model.num_layers)
     return dataclasses.replace(model, qk_norm=True)
@@ -185,11 +167,6 @@ def _rope(options: Options) -> dict[str, Any]:
 
 
 def llama_json(config: Config) -> Json:
-    """The fields of a Llama's `config.json` that depend on a config.
-
-    Raises:
-      ConfigError: when transformers takes no Llama of these sizes.
-    """
     model = config.model
     if model.hidden_size % model.num_heads:
         raise ConfigError(
@@ -200,7 +177,6 @@ def llama_json(config: Config) -> Json:
 
 
 def rotary_json(config: Config) -> Json:
-    """The fields of the `config.json` of a decoder with rotary positions that depend on a config."""
     model = config.model
     rope: Json = {"rope_type": "default", "rope_theta": model.rope_base}
     if model.rope_scaling != "none":

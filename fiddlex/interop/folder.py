@@ -20,11 +20,6 @@ def folder_of(source: str) -> Path | None:
 
 
 def read_json(folder: Path) -> Json:
-    """The `config.json` of a folder.
-
-    Raises:
-      CheckpointError: when there is none, or it is no JSON object.
-    """
     path = folder / "config.json"
     try:
         return read_object(path)
@@ -40,9 +35,6 @@ def described(folder: Path) -> Json:
     """The `config.json` of a folder, naming the class that its tensors are of.
 
     The published BERTs are described as BertForMaskedLM and have the head for pairs of sentences too.
-
-    Raises:
-      CheckpointError: when `config.json` or the headers of the files of tensors cannot be read.
     """
     value = read_json(folder)
     named = value.get("architectures")
@@ -53,11 +45,7 @@ def described(folder: Path) -> Json:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The fields of a config that the model of a folder determines (`settings_of`).
-
-    Raises:
-      CheckpointError: when `config.json` cannot be read, or fiddlex does not compute what it describes.
-    """
+    """The fields of a config that the model of a folder determines (`settings_of`)."""
     try:
         return settings_of(described(folder))
     except ConfigError as error:
@@ -65,11 +53,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def check_window(folder: Path, config: Config) -> None:
-    """Checks that sequences are no longer than the sliding window of a folder's model.
-
-    Raises:
-      CheckpointError: when `model.seq_len` is above it, or `config.json` cannot be read.
-    """
+    """Checks that sequences are no longer than the sliding window of a folder's model."""
     try:
         window = sliding_window(read_json(folder))
     except ConfigError as error:

@@ -36,13 +36,7 @@ def read_tokenizer(folder: Path) -> tokenizers.Tokenizer | None:
     """The tokenizer of a folder: its `tokenizer.json`, or one made from older files as transformers makes it.
 
     Those of GPT-2 and Qwen2 are `vocab.json` and `merges.txt`, that of BERT is `vocab.txt`. `tokenizer_config.json`
-    tells the class and its options (`fiddlex.interop.tokenizer_classes`).
-
-    Returns:
-      The tokenizer; None where the folder has none of these files.
-
-    Raises:
-      CheckpointError: when the files are not those of a tokenizer, or one is a directory or a broken link.
+    tells the class and its options (`fiddlex.interop.tokenizer_classes`). Without any of these files it is None.
     """
     there = {name for name in TOKENIZER_FILES if _is_there(folder / name)}
     if "tokenizer.json" in there:
@@ -67,11 +61,7 @@ def _failures(folder: Path, problem: str) -> Iterator[None]:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a file is there.
-
-    Raises:
-      CheckpointError: when something else has its name: a directory, or a link to a file that does not exist.
-    """
+    """Whether a file is there; a directory of its name, or a broken link, is an error."""
     if os.path.lexists(path) and not path.is_file():
         kind = "is not a file" if path.exists() else "is a link to a file that does not exist"
         raise CheckpointError(f"{path} {kind}. Copy the tokenizer's files again, or remove it.")
@@ -131,18 +121,11 @@ def warn_of_other_ids(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def copy_own_file(name: str, source: Path, target: Path) -> None:
-    """Copies a file of a folder of transformers to another folder, if it is there.
+    """Copies a file to the same path in another folder, if it is there.
 
     The folder may be somebody else's, and the copy may be published. So links are followed within the folder alone, and
-    to `blobs/` of Hugging Face's cache, in whose `snapshots/REVISION/` every file is such a link.
-
-    Args:
-      name: the path of the file in both folders.
-      source: the folder.
-      target: the other folder.
-
-    Raises:
-      CheckpointError: when the file is a link to anywhere else.
+    to `blobs/` of Hugging Face's cache, in whose `snapshots/REVISION/` every file is such a link. Any other link is an
+    error.
     """
     if not (source / name).is_file():
         return
@@ -159,25 +142,18 @@ def copy_own_file(name: str, source: Path, target: Path) -> None:
 
 
 def copy_tokenizer_files(source: Path, target: Path) -> None:
-    """Copies the files of a folder's tokenizer, and its chat templates, to another folder.
-
-    Raises:
-      CheckpointError: when one is a link to a file elsewhere.
-    """
+    """Copies the files of a folder's tokenizer, and its chat templates."""
     templates = sorted(f"{_TEMPLATES}/{path.name}" for path in (source / _TEMPLATES).glob("*.jinja"))
     for name in (*TOKENIZER_FILES, *templates):
         copy_own_file(name, source, target)
 
 
 def copy_tokenizer(source: Path, target: Path) -> Path | None:
-    """Copies a folder's tokenizer to another folder (`copy_tokenizer_files`), and warns of ids that will differ.
+    """Copies a folder's tokenizer (`copy_tokenizer_files`), and warns of ids that will differ.
 
     Returns:
       The path of the copied `tokenizer.json`, or where the folder has none, of the one that `read_tokenizer` makes.
       None where the folder has no tokenizer.
-
-    Raises:
-      CheckpointError: when the files are not those of a tokenizer, or links to files elsewhere.
     """
     tokenizer = read_tokenizer(source)
     copy_tokenizer_files(source, target)

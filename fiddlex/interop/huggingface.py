@@ -29,21 +29,14 @@ from fiddlex.models.weights import Weights
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """A tensor of a folder as a model wants it.
-
-    Attributes:
-      part: the part of a weight that it is.
-      layer: the number of its layer; None outside the layers.
-      parameter: the weight's description.
-    """
+    """A tensor of a folder as a model wants it."""
 
     part: Part
-    layer: int | None
-    parameter: Parameter
+    layer: int | None  # the number of its layer; None outside the layers
+    parameter: Parameter  # the description of the whole weight
 
     @property
     def name(self) -> str:
-        """The tensor's name."""
         return self.part.name if self.layer is None else self.part.name.format(self.layer)
 
     @property
@@ -76,7 +69,6 @@ class Wanted:
         return own[..., ::-1] if self.part.classes_reversed else own
 
     def to_tensor(self, own: np.ndarray) -> np.ndarray:
-        """The tensor from the part of the weight."""
         shape = self.shape[::-1] if self.part.transposed else self.shape
         tensor = (own[..., ::-1] if self.part.classes_reversed else own).reshape(shape)
         return tensor.T if self.part.transposed else tensor
@@ -116,11 +108,7 @@ def wanted_tensors(architecture: Architecture, model: Model) -> list[Wanted]:
 
 
 class FolderWeights:
-    """The weights of a folder, read from the mapped files when they are asked for.
-
-    Args:
-      folder: the folder.
-      model: the model that its `config.json` describes.
+    """The weights of a folder, whose `config.json` describes the model; read from the mapped files when asked for.
 
     Raises:
       CheckpointError: when tensors are missing, left over, of another shape or not of a floating-point dtype, or two
@@ -142,11 +130,8 @@ class FolderWeights:
         Args:
           shapes: ShapeDtypeStructs of the weights (`WeightLayout.shapes`), or of some of them; fewer positions than
             were learnt are the first ones.
-          shardings: their shardings.
+          shardings: those of `shapes`.
           layers: the layer of each row of the stacked weights (`LayerPlacement.layers`).
-
-        Raises:
-          CheckpointError: when a tensor has NaN or infinity; the message names it.
         """
 
         def read(path: Any, shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.Array:
@@ -184,19 +169,12 @@ class FolderWeights:
 def write_weights(
     folder: Path, config: Config, model: Model, weights: Weights, rows: tuple[int, ...], dtype: str
 ) -> None:
-    """Writes a folder that transformers loads: `config.json` and the tensors.
+    """Writes a folder that transformers loads: the tensors, and `config.json`, whose other fields are kept.
 
-    Args:
-      folder: the folder, which may have a `config.json` to keep fields of.
-      config: the config of the run.
-      model: its model.
-      weights: the master weights on the mesh.
-      rows: the row of each layer in the stacked weights (`LayerPlacement.rows`).
-      dtype: dtype of the tensors, as in `bfloat16`.
+    `rows` has the row of each layer in the stacked weights (`LayerPlacement.rows`).
 
     Raises:
-      CheckpointError: when a weight is not finite in this dtype; the message names the tensor.
-      ConfigError: when no architecture of transformers computes the model.
+      CheckpointError: when a weight is not finite in `dtype`; the message names the tensor.
     """
     base = read_json(folder) if (folder / "config.json").exists() else None
     fields = config_json(config, base)
@@ -227,13 +205,7 @@ def write_weights(
 
 
 def _not_written(name: str, host: np.ndarray, dtype: str) -> str:
-    """Why a tensor that is not finite in a dtype is not written.
-
-    Args:
-      name: the tensor's name.
-      host: its weights, float32.
-      dtype: the dtype that it should get.
-    """
+    """Why a tensor that is not finite in a dtype is not written; `host` has its weights in float32."""
     if not np.isfinite(host).all():
         return f"{name} has NaN or infinity, with which no model computes. Take a checkpoint whose weights are finite."
     others = ["float32"] if dtype == "bfloat16" else ["bfloat16", "float32"]

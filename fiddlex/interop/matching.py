@@ -36,14 +36,10 @@ class WantedTensor(Protocol):
 def matched(
     folder: Path, tensors: TensorFolder, architecture: Architecture, wanted: Sequence[WantedTensor]
 ) -> dict[str, str]:
-    """The name in the folder of each wanted tensor.
+    """The name in the folder of each wanted tensor; an error names all tensors that do not fit.
 
-    The names may lack the class's prefix, or be those of older versions of transformers. A tensor that repeats another
-    may stand in its place, or beside it with the same numbers.
-
-    Raises:
-      CheckpointError: when tensors are missing, left over, of another shape or not of a floating-point dtype, or a
-        repeated one differs; the message names them.
+    Names may lack the class's prefix, or be those of older versions of transformers. A tensor that repeats another may
+    stand in its place, or beside it with the same numbers.
     """
     places = tensors.places
     bare = bool(architecture.prefix) and not any(name.startswith(architecture.prefix) for name in places)

@@ -19,20 +19,13 @@ _SIZE = f"a whole number from 1 to {INTEGER_LIMIT - 1}"
 
 
 class Options:
-    """The options of one object of a `config.json`.
-
-    Args:
-      values: the options that the object has.
-      defaults: the values of the options that it may leave out.
-      prefix: what stands before an option's name in messages, as in `rope_scaling.`.
-    """
+    """The options of one object of a `config.json`; messages put `prefix`, such as `rope_scaling.`, before a name."""
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, prefix: str = ""):
         self.values: Json = {**(defaults or {}), **values}
         self._prefix = prefix
 
     def __len__(self) -> int:
-        """The number of options."""
         return len(self.values)
 
     def __contains__(self, name: str) -> bool:
@@ -40,32 +33,20 @@ class Options:
         return name in self.values
 
     def size(self, name: str) -> int:
-        """A whole number of at least 1.
-
-        Raises:
-          ConfigError: when the option is missing and has no default, or is anything else.
-        """
+        """A whole number of at least 1."""
         if not _is_size(value := self._value(name)):
             raise self._error(name, _SIZE)
         return int(value)
 
     def optional_size(self, name: str) -> int | None:
-        """A whole number of at least 1; None where the option is null, or missing without a default.
-
-        Raises:
-          ConfigError: when the option is anything else.
-        """
+        """A whole number of at least 1; None where the option is null, or missing without a default."""
         value = self.values.get(name)
         if value is not None and not _is_size(value):
             raise self._error(name, f"{_SIZE}, or null")
         return value
 
     def number(self, name: str) -> float:
-        """A finite number.
-
-        Raises:
-          ConfigError: when the option is missing and has no default, or is anything else.
-        """
+        """A finite number."""
         value = self._value(name)
         try:
             found = float(value) if type(value) in (int, float) else math.nan
@@ -76,33 +57,19 @@ class Options:
         return found
 
     def flag(self, name: str) -> bool:
-        """True or false.
-
-        Raises:
-          ConfigError: when the option is missing and has no default, or is anything else.
-        """
         value = self._value(name)
         if not isinstance(value, bool):
             raise self._error(name, "true or false")
         return value
 
     def text(self, name: str) -> str:
-        """A text.
-
-        Raises:
-          ConfigError: when the option is missing and has no default, or is anything else.
-        """
         value = self._value(name)
         if not isinstance(value, str):
             raise self._error(name, "a text")
         return value
 
     def object(self, name: str) -> "Options":
-        """The options of an object; none where it is null or missing.
-
-        Raises:
-          ConfigError: when the option is anything else.
-        """
+        """The options of an object; none where it is null or missing."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, dict):
             raise self._error(name, "an object or null")

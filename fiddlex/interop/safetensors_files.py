@@ -50,24 +50,16 @@ class Place(NamedTuple):
 class TensorFolder:
     """The tensors of a folder, read in place.
 
-    Args:
-      folder: a folder with `model.safetensors`, or with `model.safetensors.index.json` and the files that it names.
-
-    Attributes:
-      places: the place of each tensor by name.
-
     Raises:
-      CheckpointError: when there is no such file, a file is damaged or has a dtype that is none of `DTYPES`, or the
-        folder has one model in `model.safetensors` and another in the files of its index; the message names the file
-        and what is wrong.
+      CheckpointError: when a file is missing, damaged or of a dtype that is none of `DTYPES`, or `model.safetensors`
+        stands beside the files of an index, perhaps of another model.
     """
 
     def __init__(self, folder: Path):
-        self.places = _places(folder)
+        self.places = _places(folder)  # each tensor's place, by its name
         self._mapped: dict[Path, np.memmap[Any, Any]] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The tensor, as a view of the mapped file."""
         place = self.places[name]
         if place.file not in self._mapped:
             self._mapped[place.file] = np.memmap(place.file, np.uint8, mode="r")
@@ -109,12 +101,7 @@ def _places(folder: Path) -> dict[str, Place]:
 
 
 def read_header(file: Path) -> dict[str, Place]:
-    """The places of a file's tensors; reads the header alone.
-
-    Raises:
-      CheckpointError: when the file cannot be read, is truncated or longer than its header says, or its header is not
-        one or has a dtype that is none of `DTYPES`.
-    """
+    """The places of a file's tensors; reads the header alone."""
     try:
         size = file.stat().st_size
         if size < 8:  # before the file is opened, since a pipe would let the reader wait
@@ -210,12 +197,9 @@ class Tensor(NamedTuple):
 
 
 def write_folder(folder: Path, tensors: Sequence[Tensor], *, most_bytes: int = 5 * 10**9) -> None:
-    """Writes tensors into files of at most `most_bytes` each, if no tensor has more, with an index if it takes several.
+    """Writes files of at most `most_bytes`, or of one tensor that has more, with an index if it takes several files.
 
     Each file appears under its name once it is complete.
-
-    Raises:
-      OSError: when the folder cannot be written.
     """
     shards: list[list[Tensor]] = [[]]
     for tensor in tensors:

@@ -14,11 +14,7 @@ UNNAMED_TEXTS = "tsv:texts.tsv"  # the data of a classifier until data.source na
 
 
 def folder_config(folder: Path) -> Config:
-    """The default config with the model and the classes of a folder; classes come with a source of labelled texts.
-
-    Raises:
-      CheckpointError: when `config.json` cannot be read, or fiddlex does not compute what it describes.
-    """
+    """The default config with the model and the classes of a folder; classes come with a source of labelled texts."""
     config = replaced(Config(), read_settings(folder))
     if config.model.task in LABELLED:
         config.data.source = UNNAMED_TEXTS
@@ -28,11 +24,7 @@ def folder_config(folder: Path) -> Config:
 def starting_config(folder: str) -> Config:
     """The default config with the model, the classes and the tokenizer of a folder, and `train.init_from`.
 
-    A folder without a tokenizer leaves `data.tokenizer=bytes`.
-
-    Raises:
-      ConfigError: when the folder cannot be read, fiddlex does not compute its model, or its tokenizer is in an older
-        form than `tokenizer.json`, which `data.tokenizer` needs.
+    A folder without a tokenizer leaves `data.tokenizer=bytes`; one in an older form than `tokenizer.json` is an error.
     """
     path = Path(os.path.expanduser(folder))
     try:

@@ -27,20 +27,12 @@ _QWEN2_WORDS = (
 
 
 def class_options(folder: Path) -> Json:
-    """What `tokenizer_config.json` of a folder says; empty without it.
-
-    Raises:
-      CheckpointError: when it cannot be read.
-    """
+    """What `tokenizer_config.json` of a folder says; empty without it."""
     return _object(folder / "tokenizer_config.json")
 
 
 def built_class(folder: Path) -> str | None:
-    """The class that a folder names for its tokenizer, or that the class of its model has; None: no class is known.
-
-    Raises:
-      CheckpointError: when `tokenizer_config.json` or `config.json` cannot be read.
-    """
+    """The class that a folder names for its tokenizer, or that its model's class has; None: no class is known."""
     config = _object(folder / "config.json")
     named = class_options(folder).get("tokenizer_class") or config.get("tokenizer_class")
     model = config.get("model_type")
@@ -72,14 +64,7 @@ def pipeline(kind: str, said: Json) -> tuple[Any, Any] | None:
 
 
 def with_tokens(made: Tokenizer, folder: Path) -> Tokenizer:
-    """A tokenizer of GPT-2's or Qwen2's files with the tokens that other files of the folder add, and with its ends.
-
-    The files are `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`.
-
-    Raises:
-      CheckpointError: when one of the files cannot be read.
-      ValueError: when a token would get another id than the files give it.
-    """
+    """A tokenizer of GPT-2's or Qwen2's files with the tokens that the folder's other files add, and with its ends."""
     said = class_options(folder)
     named = _object(folder / "special_tokens_map.json") | said
     ids = {name: i for name, i in _object(folder / "added_tokens.json").items() if type(i) is int}
@@ -157,11 +142,7 @@ def _text(token: Any) -> str | None:
 
 
 def _object(path: Path) -> Json:
-    """The object in a file, empty without the file.
-
-    Raises:
-      CheckpointError: when the file holds anything else.
-    """
+    """The object in a file, empty without the file."""
     try:
         return read_object(path) if path.is_file() else {}
     except (OSError, ValueError) as error:

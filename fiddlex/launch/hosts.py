@@ -11,11 +11,7 @@ _HOST = re.compile(r"([A-Za-z0-9_.-]+@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def check_hosts(hosts: Sequence[str], job: Job) -> None:
-    """Checks the names of a job's hosts, and that each name is there once.
-
-    Raises:
-      ConfigError: when they are too few or too many, or one is no name of a host.
-    """
+    """Checks the names of a job's hosts, and that each name is there once."""
     for host in hosts:
         if not _HOST.fullmatch(host) or host.startswith("-"):
             raise ConfigError(f"--hosts: {host!r} is no name of a host. Write --hosts=host0,host1.")

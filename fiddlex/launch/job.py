@@ -22,65 +22,41 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the user chooses about a job beside its config and its devices.
+    """What the user chooses about a job beside its config and its devices."""
 
-    Attributes:
-      name: the job's name; empty: the last part of the workdir.
-      devices_per_host: number of devices of each host; None: as the topology has it.
-      processes_per_host: number of processes of each host.
-      fake_devices: number of CPU devices of each process, for hosts without accelerators; None: the topology's devices.
-      num_slices: number of equal slices of TPUs.
-      grace_s: seconds from the notice that the job will be ended to its end; a checkpoint is saved in them.
-      max_restarts: number of restarts at most.
-      elastic: whether the run goes on with fewer hosts.
-      environment: further environment variables of the processes.
-      python: Python's path on the hosts; empty: the one that runs this program.
-    """
-
-    name: str = ""
-    devices_per_host: int | None = None
+    name: str = ""  # empty: the last part of the workdir
+    devices_per_host: int | None = None  # None: as the topology has it
     processes_per_host: int = 1
+    # CPU devices of each process, for hosts without accelerators; None: the topology's devices
     fake_devices: int | None = None
-    num_slices: int = 1
-    grace_s: int = 300
+    num_slices: int = 1  # number of equal slices of TPUs
+    grace_s: int = 300  # seconds from the notice that the job will be ended to its end; a checkpoint is saved in them
     max_restarts: int = MAX_RESTARTS
-    elastic: bool = False
+    elastic: bool = False  # whether the run goes on with fewer hosts
+    # further environment variables of the processes
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    python: str = ""
+    python: str = ""  # Python's path on the hosts; empty: the one that runs this program
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A job, checked.
-
-    Attributes:
-      name: its name.
-      workdir: the absolute path of the run's directory, which all hosts share.
-      train: the train command after `fiddlex`: `train --config=…`.
-      topology: the devices and their hosts; None: CPU devices.
-      num_hosts: number of hosts.
-      devices_per_process: number of devices of each process.
-      slice_shape: edges of a slice of TPUs; empty for others.
-      options: what the user has chosen.
-    """
+    """A job, checked."""
 
     name: str
-    workdir: str
-    train: tuple[str, ...]
-    topology: Topology | None
+    workdir: str  # absolute path of the run's directory, which all hosts share
+    train: tuple[str, ...]  # the train command after `fiddlex`: `train --config=…`
+    topology: Topology | None  # None: CPU devices
     num_hosts: int
     devices_per_process: int
-    slice_shape: tuple[int, ...]
+    slice_shape: tuple[int, ...]  # edges of a slice of TPUs; empty for others
     options: Options
 
     @property
     def num_processes(self) -> int:
-        """Number of processes of the whole run."""
         return self.num_hosts * self.options.processes_per_host
 
     @property
     def runs_on_tpus(self) -> bool:
-        """Whether the devices are TPUs."""
         return bool(self.slice_shape)
 
     @property
@@ -121,17 +97,7 @@ def make_job(
 ) -> Job:
     """Checks what a job is made of, and works out its hosts and processes.
 
-    Args:
-      config: the config of the run, validated.
-      train: the train command after `fiddlex`.
-      topology: the devices, TPUs or GPUs of NVIDIA; None: CPU devices.
-      num_devices: how many devices the run has.
-      workdir: the run's directory.
-      options: what the user has chosen.
-
-    Raises:
-      ConfigError: when the devices do not fill the mesh, hosts, processes or slices; for chips that
-        are neither TPUs nor GPUs of NVIDIA; or for a name, workdir or variable that job files cannot have.
+    The config is validated; `train` is the train command after `fiddlex`. Without a topology the devices are CPUs.
     """
     if topology and not topology.platform:
         raise ConfigError(

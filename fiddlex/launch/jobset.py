@@ -36,27 +36,16 @@ _EVICTED = ("has condition DisruptionTarget", f"failed with exit code {_STOPPED}
 
 @dataclasses.dataclass(frozen=True)
 class JobSetOptions:
-    """What Kubernetes has to know.
+    """What Kubernetes has to know."""
 
-    Attributes:
-      image: the container image, which has fiddlex.
-      volume_claim: the claim of a volume that all pods share; mounted at the first folder of the workdir's path.
-      port: the coordinator's port, for GPUs.
-      queue: Kueue's queue that admits the job; empty: none.
-    """
-
-    image: str
-    volume_claim: str
-    port: int
-    queue: str = ""
+    image: str  # the container image, which has fiddlex
+    volume_claim: str  # claim of a volume that all pods share, mounted at the first folder of the workdir's path
+    port: int  # the coordinator's port, for GPUs
+    queue: str = ""  # Kueue's queue that admits the job; empty: none
 
 
 def jobset_manifest(job: Job, options: JobSetOptions) -> str:
-    """The manifest, in YAML.
-
-    Raises:
-      ConfigError: for an elastic run, or for a name, claim, queue, workdir or command that Kubernetes cannot have.
-    """
+    """The manifest, in YAML."""
     if job.options.elastic:
         raise ConfigError(
             "--elastic: a JobSet starts all its pods anew when one fails. Use launch slurm or launch ssh."

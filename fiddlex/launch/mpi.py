@@ -33,16 +33,7 @@ exit "$status"
 
 
 def mpi_script(job: Job, *, hosts: Sequence[str], port: int) -> str:
-    """The script.
-
-    Args:
-      job: the job.
-      hosts: the hosts' names; the first one has the coordinator.
-      port: the coordinator's port.
-
-    Raises:
-      ConfigError: for TPUs, an elastic run, or hosts that are too few or too many.
-    """
+    """The script; the first of `hosts` has the coordinator."""
     if job.runs_on_tpus:
         raise ConfigError("launch mpi is for GPUs and CPUs. Start slices of TPUs with launch jobset or launch ssh.")
     if job.options.elastic:

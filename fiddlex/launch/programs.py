@@ -25,13 +25,8 @@ _LOCAL_RANKS = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 def program_command(words: Sequence[str], *, elastic: bool) -> list[str]:
     """The command line of a program that the user names as they would start it.
 
-    Args:
-      words: what follows `--`: `train`, `fiddlex train`, `train.py` or `experiments/train.py`, and its flags.
-      elastic: whether the run may go on with fewer processes.
-
-    Raises:
-      ConfigError: when no program is named, or one that does not run in several processes; or for `--elastic` among
-        the program's flags, since the supervisor has to know of it.
+    After `--` the user writes `train`, `fiddlex train`, `train.py` or `experiments/train.py`, and its flags.
+    `--elastic` among these is an error, since the supervisor has to know of it.
     """
     first, *arguments = words or [""]
     if first == "fiddlex":
@@ -52,17 +47,7 @@ def program_command(words: Sequence[str], *, elastic: bool) -> list[str]:
 def local_commands(
     command: Sequence[str], *, num_processes: int, devices_per_process: int, port: int
 ) -> list[list[str]]:
-    """The command lines of all processes of a run on this machine, by rank.
-
-    Args:
-      command: of the program (`program_command`).
-      num_processes: how many processes.
-      devices_per_process: fake CPU devices of each.
-      port: a free port, at which they meet.
-
-    Raises:
-      ConfigError: when the command has one of the flags that are set here.
-    """
+    """The command lines, by rank, of processes on this machine that meet at `port` and have fake CPU devices."""
     _refuse(_SET_BY_LOCAL, command)
     shared = [f"--coordinator_address=localhost:{port}", f"--num_processes={num_processes}"]
     last = f"--fake_devices={devices_per_process}"
@@ -89,19 +74,9 @@ def flag_value(flag: str, arguments: Sequence[str]) -> str | None:
 
 
 def local_device_ids(devices_per_process: int, environment: Mapping[str, str]) -> str:
-    """The GPUs of its host that this process takes, by its rank among the processes of the host.
+    """JAX_LOCAL_DEVICE_IDS: the GPUs of its host that this process takes, by its rank among the host's processes.
 
     Without this, jax gives each process under Slurm and Open MPI one GPU.
-
-    Args:
-      devices_per_process: how many each process takes.
-      environment: the variables of the launcher.
-
-    Returns:
-      The value of JAX_LOCAL_DEVICE_IDS.
-
-    Raises:
-      ConfigError: when the launcher's variable is not a number.
     """
     name = next((name for name in _LOCAL_RANKS if name in environment), "")
     rank = environment[name] if name else "0"
@@ -112,12 +87,7 @@ def local_device_ids(devices_per_process: int, environment: Mapping[str, str]) -
 
 
 def leave_status(status: int, environment: Mapping[str, str]) -> None:
-    """Writes how the run ended to the file that a job file asks for; the task of rank 0 does, which is always there.
-
-    Args:
-      status: the status that the task exits with.
-      environment: the variables of the launcher.
-    """
+    """Writes how the run ended to the file that a job file asks for; rank 0's task does, which is always there."""
     if STATUS_FILE in environment and environment.get("SLURM_PROCID") == "0":
         try:
             pathlib.Path(environment[STATUS_FILE]).write_text(f"{status}\n")

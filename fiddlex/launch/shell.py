@@ -11,17 +11,11 @@ HEADER = """\
 
 
 def assignments(environment: Mapping[str, str]) -> list[str]:
-    """A line of bash for each variable, which sets and exports it."""
     return [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
 
 
 def command_line(*groups: Sequence[str], task: Sequence[str]) -> str:
-    """A command of bash, with a line for each group of words, and for each word of the task's program.
-
-    Args:
-      *groups: what starts the task.
-      task: the task's command line (`Job.task`).
-    """
+    """A command of bash, with a line for each group of words, and for each word of the task's program."""
     program = task.index("--") + 1
     lines = [*groups, task[:program], *([word] for word in task[program:])]
     return " \\\n    ".join(map(shlex.join, lines))

@@ -34,29 +34,17 @@ exit "$status"
 
 @dataclasses.dataclass(frozen=True)
 class SlurmOptions:
-    """What Slurm alone can be told; an empty value is left to Slurm.
-
-    Attributes:
-      partition: name of the partition.
-      account: name of the account.
-      qos: name of the quality of service.
-      time_limit: limit of the job's time, such as 1-00:00:00.
-      cpus_per_task: processor cores of each task; None: the job has whole nodes, and each task has all their cores.
-    """
+    """What Slurm alone can be told; an empty value is left to Slurm."""
 
     partition: str = ""
     account: str = ""
-    qos: str = ""
-    time_limit: str = ""
+    qos: str = ""  # name of the quality of service
+    time_limit: str = ""  # limit of the job's time, such as 1-00:00:00
+    # processor cores of each task; None: the job has whole nodes, and each task has all their cores
     cpus_per_task: int | None = None
 
 
 def slurm_script(job: Job, options: SlurmOptions) -> str:
-    """The script for `sbatch`.
-
-    Raises:
-      ConfigError: for TPUs, or for a value that an #SBATCH line cannot have.
-    """
     if job.runs_on_tpus:
         raise ConfigError("launch slurm is for GPUs and CPUs. Start slices of TPUs with launch jobset or launch ssh.")
     shared = job.options

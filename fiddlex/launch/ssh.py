@@ -67,16 +67,7 @@ _LATER = """\
 
 
 def ssh_script(job: Job, *, hosts: Sequence[str], port: int) -> str:
-    """The script.
-
-    Args:
-      job: the job.
-      hosts: the hosts, as ssh takes them; the first one has the coordinator.
-      port: the coordinator's port.
-
-    Raises:
-      ConfigError: when the hosts are too few or too many.
-    """
+    """The script; the first of `hosts`, named as ssh takes them, has the coordinator."""
     check_hosts(hosts, job)
     options, size = job.options, job.devices_per_process
     task = job.task(train_flags=coordinator_flags(job, hosts[0], port))

@@ -40,27 +40,18 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 
 class Limits(NamedTuple):
-    """When a supervisor gives up.
+    """When a supervisor gives up."""
 
-    Attributes:
-      max_restarts: how often it starts the processes again.
-      backoff_s: seconds before a restart; twice as many after each further start in a row that gained nothing.
-      elastic: whether the run goes on when another supervisor was asked to stop.
-    """
-
-    max_restarts: int = MAX_RESTARTS
+    max_restarts: int = MAX_RESTARTS  # how often it starts the processes again
+    # seconds before a restart; twice as many after each further start in a row that gained nothing
     backoff_s: float = 1.0
-    elastic: bool = False
+    elastic: bool = False  # whether the run goes on when another supervisor was asked to stop
 
 
 def supervise(commands: Sequence[Sequence[str]], limits: Limits, *, workdir: Path | None, name: str = "launch") -> int:
     """Runs the processes until all have done their work, and starts all again when one fails.
 
-    Args:
-      commands: the command line of each process.
-      limits: when to give up.
-      workdir: the run's directory, whose checkpoints tell whether a start gained anything; None: no start does.
-      name: of this supervisor, with which its messages begin.
+    The checkpoints in `workdir` tell whether a start gained anything; None: no start does. Messages begin with `name`.
 
     Returns:
       The status to exit with: 0 when all processes have; 2 when one has a mistake in its config or data; 128 + N when
@@ -89,7 +80,6 @@ class _Supervisor:
                 process.send_signal(number)
 
     def run(self) -> int:
-        """Starts the processes until they are done or it is time to give up; returns the status to exit with."""
         saved = newest_step(self._workdir)
         while True:
             begun_s, statuses = time.monotonic(), self._start()
@@ -185,11 +175,9 @@ def _signals_to(supervisor: _Supervisor) -> Iterator[None]:
 
 
 def _described(statuses: Sequence[int]) -> str:
-    """What ended the processes: 'process 2 was killed by SIGKILL; processes 0, 1 ended with status 1'.
-
-    Those that a signal killed stand first, since their end made the others end.
-    """
+    """What ended the processes: 'process 2 was killed by SIGKILL; processes 0, 1 ended with status 1'."""
     by_end: dict[str, list[int]] = {}
+    # Those that a signal killed stand first, since their end made the others end.
     for status, index in sorted((status, index) for index, status in enumerate(statuses)):
         if status:
             end = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

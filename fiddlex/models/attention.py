@@ -1,11 +1,8 @@
 """Scaled dot-product attention over the heads that a tensor rank holds.
 
-A head of keys and values may serve several heads of queries: the queries of these heads then count as further queries
-of that head (Ainslie et al., EMNLP 2023).
-
-Where the devices have a kernel that takes the model, attention runs in that kernel (`fiddlex.models.flash`). The
-kernels have no dropout, so training with dropout computes the probabilities explicitly, and so does every device
-without a kernel.
+The heads of queries that share a head of keys and values count as further queries of that head (Ainslie et al., EMNLP
+2023). Attention runs in a kernel where the devices have one that takes the model (`fiddlex.models.flash`). The kernels
+have no dropout: with dropout, and on devices without a kernel, the probabilities are computed explicitly.
 """
 
 import functools
@@ -24,16 +21,9 @@ from fiddlex.models.products import Arrays, Input, given, products
 def attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Context) -> jax.Array:
     """Attention of each position to its own segment and, if causal, not to later positions (`Context`).
 
-    With a key-value cache, `LayerCache.attend`: the positions also attend to earlier ones.
-
-    With `attention` in `Context.recompute` the backward pass recomputes scores and probabilities instead of saving them
+    N is a multiple of K. With a key-value cache, the positions also attend to earlier ones (`LayerCache.attend`). With
+    `attention` in `Context.recompute` the backward pass recomputes scores and probabilities instead of saving them
     (Korthikanti et al., MLSys 2023, section 5); a fused kernel always recomputes them.
-
-    Args:
-      q_BSND: queries; N is a multiple of K.
-      k_BSKD: keys.
-      v_BSKD: values.
-      context: the settings of the microbatch.
 
     Returns:
       [B, S, N, D] in the dtype of the inputs, or with the heads side by side [B, S, N · D], as the kernel has it.
@@ -68,7 +58,6 @@ def _attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Co
 
 
 def _after_dropout(probabilities_BNQK: jax.Array, heads: int, context: Context) -> Input:
-    """The probabilities of attention after dropout, if anything is dropped."""
     if context.dropout is None:
         return given(probabilities_BNQK)
     dropout = context.dropout
@@ -86,11 +75,9 @@ class _Weighted(NamedTuple):
     """A `Rule` of values weighted by probabilities [B, N, Q, K]; the values [B, K, N, D] stand for a kernel."""
 
     def forward(self, x: jax.Array, kernels: Arrays) -> Arrays:
-        """See `Rule`."""
         return (jnp.einsum("bnqk,bknd->bqnd", x, kernels[0]),)
 
     def backward(self, x: jax.Array, kernels: Arrays, gs: Arrays) -> tuple[jax.Array, Arrays]:
-        """See `Rule`."""
         dx = jnp.einsum("bqnd,bknd->bnqk", gs[0], kernels[0])
         return dx, (jnp.einsum("bnqk,bqnd->bknd", x, gs[0]),)
 

@@ -1,9 +1,8 @@
 """BERT (Devlin et al., NAACL 2019): a bidirectional encoder with one head for each part of its loss.
 
 The network is post-LN as published, or pre-LN with a final LayerNorm, which large models need (Shoeybi et al. 2019,
-section 5.3). A head takes only the positions that it needs from the sequence: the masked positions, or the first
-position of each row. Every device computes the heads, as the executor requires: weights over the vocabulary are
-sharded, and the other weights of the heads are small.
+section 5.3). A head takes only the masked positions from the sequence, or the first position of each row. Every device
+computes the heads, as the executor requires: weights over the vocabulary are sharded, and the others are small.
 """
 
 import jax
@@ -30,7 +29,6 @@ class BERT(Model):
     """
 
     def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        """See `Model`."""
         total = jnp.zeros((), jnp.float32)
         if self.network.task.num_scored:
             losses_BP = cross_entropy(self._masked_logits(weights, x_BTH, batch, context), batch["targets"])
@@ -41,7 +39,6 @@ class BERT(Model):
         return total
 
     def scores(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        """See `Model`."""
         parts = []
         if self.network.task.num_scored:
             logits_BPV, targets_BP = self._masked_logits(weights, x_BTH, batch, context), batch["targets"]

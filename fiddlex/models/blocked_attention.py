@@ -30,9 +30,6 @@ def blocked_attention(*, causal: bool) -> AttentionKernel:
     """Makes `(q_BSND, k_BSKD, v_BSKD, segments_BS) -> y_BSND`.
 
     Its backward pass saves queries, keys, values, the result, and one float32 for each row of the scores.
-
-    Args:
-      causal: whether a position attends only to itself and to earlier positions.
     """
 
     @jax.custom_vjp
@@ -70,13 +67,11 @@ def _given(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array) -> Arrays:
 
 
 def _by_head(x_BSND: jax.Array, kv_heads: int) -> jax.Array:
-    """[B, S, N, D] as [B, K, G, S, D]."""
     batch, length, heads, size = x_BSND.shape
     return x_BSND.reshape(batch, length, kv_heads, heads // kv_heads, size).transpose(0, 2, 3, 1, 4)
 
 
 def _by_position(x_BKGSD: jax.Array) -> jax.Array:
-    """[B, K, G, S, D] as [B, S, N, D]."""
     batch, kv_heads, group, length, size = x_BKGSD.shape
     return x_BKGSD.transpose(0, 3, 1, 2, 4).reshape(batch, length, kv_heads * group, size)
 
@@ -122,16 +117,8 @@ def _backward(
 ) -> Arrays:
     """The gradients of queries, keys and values.
 
-    Args:
-      segments_S: the segment of each position, or None.
-      q_GSD: queries.
-      k_SD: keys.
-      v_SD: values.
-      sums_GS: the logarithms of the sums of exponentials, as from `_forward`.
-      g_GSD: the gradient of the result.
-      means_GS: the products of the result and its gradient, summed over D, float32: the mean of the gradient of a row's
-        probabilities, weighted by these.
-      causal: whether a position attends only to itself and to earlier positions.
+    `sums_GS` is as from `_forward`. `means_GS`, float32, is the product of the result and its gradient, summed over D:
+    the mean of the gradient of a row's probabilities, weighted by these.
     """
     dtype, dq, dk, dv = q_GSD.dtype, [], [], []
     for block in _blocks(len(k_SD), causal=causal):
@@ -158,17 +145,11 @@ def _summed(parts: Sequence[jax.Array], length: int) -> jax.Array:
 
 
 class _Block(NamedTuple):
-    """A block of queries.
+    """A block of queries."""
 
-    Attributes:
-      queries: the positions of the block, Q.
-      keys: the positions that its queries may see, E.
-      causal: whether a query sees no later position.
-    """
-
-    queries: slice
-    keys: slice
-    causal: bool
+    queries: slice  # the positions of the block, Q
+    keys: slice  # the positions that its queries may see, E
+    causal: bool  # whether a query sees no later position
 
     def scores(self, segments_S: jax.Array | None, q_GSD: jax.Array, k_SD: jax.Array) -> jax.Array:
         """The scaled scores, float32 [G, Q, E]; the lowest float where a query does not see a key."""

@@ -27,7 +27,7 @@ class Blocks:
     """An `Exchange` by all-gathers and reduce-scatters of blocks, as XLA runs them beside products on GPUs."""
 
     def gather(self, x_BT: jax.Array, functions: Sequence[Callable[[jax.Array], jax.Array]]) -> list[jax.Array]:
-        """As in `Exchange`; functions are called for one block of all ranks at a time."""
+        """Functions are called for one block of all ranks at a time."""
         batch, length = x_BT.shape[:2]
         first, *others = jnp.split(x_BT, num_blocks(batch, length, lax.axis_size("tensor")), axis=SEQUENCE_DIMENSION)
         piece, values = _gathered(first), []
@@ -40,7 +40,7 @@ class Blocks:
         return [_whole(pieces, batch) for pieces in zip(*values, strict=True)]
 
     def scatter(self, share: Share, batch: int, length: int, dtype: jnp.dtype) -> jax.Array:
-        """As in `Exchange`; the ranks sum in `dtype`."""
+        """The ranks sum in `dtype`."""
         number = num_blocks(batch, length, lax.axis_size("tensor"))
         take, sums = _Take(number), list[jax.Array]()
         for index in range(number):
@@ -51,7 +51,7 @@ class Blocks:
         return jnp.concatenate(_with_sum(sums, value, batch), axis=SEQUENCE_DIMENSION)
 
     def gather_and_scatter(self, x_BT: jax.Array, share: Share) -> tuple[jax.Array, jax.Array]:
-        """As in `Exchange`; one all-gather brings all of the sequence while the products of `share` run."""
+        """One all-gather brings all of the sequence while the products of `share` run."""
         x_BS = lax.all_gather(x_BT, "tensor", axis=SEQUENCE_DIMENSION, tiled=True)
         return x_BS, self.scatter(share, x_BT.shape[0], x_BT.shape[1], x_BT.dtype)
 
@@ -72,21 +72,13 @@ def _with_sum(sums: list[jax.Array], piece: jax.Array, batch: int) -> list[jax.A
 
 
 class _Take:
-    """Takes the piece of a block from [B, S, …].
-
-    Args:
-      number: number of blocks.
-
-    Attributes:
-      before: the value of the piece before, for which a piece waits; None: there is none before.
-    """
+    """Takes the piece of one of `number` blocks of [B, S, …], which waits for `before`, the value of the last piece."""
 
     def __init__(self, number: int):
         self._number = number
         self.before: jax.Array | None = None
 
     def __call__(self, index: int, x_BS: jax.Array) -> jax.Array:
-        """The piece of block `index`."""
         batch, *rest = x_BS.shape[0], *x_BS.shape[2:]
         x_BRKC = x_BS.reshape(batch, lax.axis_size("tensor"), self._number, -1, *rest)
         piece = jnp.moveaxis(x_BRKC[:, :, index], 1, 0).reshape(-1, x_BRKC.shape[3], *rest)

@@ -17,20 +17,13 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass
 class LayerCache:
-    """What a layer's attention reads of earlier tokens, and what it adds for new ones.
+    """What a layer's attention reads of earlier tokens, and what it adds for new ones."""
 
-    Attributes:
-      slots_BT: int32, the slot of each new token.
-      starts_B: int32, the first slot of each row; what lies before it is padding.
-      earlier: keys and values of the slots before the new tokens, [B, S, K, D] each; all other slots hold arbitrary
-        finite values. Empty where there are no earlier tokens.
-      new: keys and values of the new tokens, [B, T, K, D] each, once `attend` was called.
-    """
-
-    slots_BT: jax.Array
-    starts_B: jax.Array
+    slots_BT: jax.Array  # int32, the slot of each new token
+    starts_B: jax.Array  # int32, the first slot of each row; what lies before it is padding
+    # keys and values [B, S, K, D] of slots before the new tokens, any finite values in all others; (): none are earlier
     earlier: tuple[jax.Array, ...] = ()
-    new: tuple[jax.Array, ...] = ()
+    new: tuple[jax.Array, ...] = ()  # keys and values of the new tokens, [B, T, K, D] each, once `attend` was called
 
     @property
     def positions(self) -> jax.Array:
@@ -40,15 +33,8 @@ class LayerCache:
     def attend(self, q_BTND: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
         """Attention of the new tokens to the earlier tokens of their row, to themselves and to new ones before them.
 
-        A query in the padding gets an arbitrary finite result.
-
-        Args:
-          q_BTND: queries, rotated where positions are rotary.
-          k_BTKD: keys, rotated too; `new` keeps them.
-          v_BTKD: values; `new` keeps them.
-
-        Returns:
-          [B, T, N, D] in the dtype of the inputs.
+        Queries and keys are rotated where positions are rotary; `new` keeps keys and values. A query in the padding
+        gets an arbitrary finite result. Returns [B, T, N, D] in the dtype of the inputs.
         """
         assert not self.new, "a layer attends once"
         self.new = (k_BTKD, v_BTKD)

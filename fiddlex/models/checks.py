@@ -24,11 +24,6 @@ MAKERS = {"norms": Norm, "gelu": Activation}  # what makes the input of a produc
 
 
 def check(network: Any, config: Config) -> None:
-    """Checks the description of a network against the config.
-
-    Raises:
-      ConfigError: when `network` is not a `Network`, or breaks a rule; the message names the part at fault.
-    """
     try:
         if not isinstance(network, Network):
             raise ConfigError(f"its description is {network!r}; it must be a fiddlex.models.spec.Network")

@@ -1,11 +1,10 @@
 """Products of tensor parallelism beside which the exchange between the ranks runs: collective matmul.
 
-Under sequence parallelism each rank has a part of the sequence. A column-parallel product needs the parts of all ranks,
-and the results of a row-parallel product are summed over the ranks, each of which keeps its part. An all-gather before
-the one and a reduce-scatter after the other would run while no product does. Here each product runs in pieces: while
-one piece is exchanged, the rank multiplies another (Wang et al., "Overlap Communication with Dependent Computation via
-Decomposition in Large Deep Learning Models", ASPLOS 2023, section 3). The pieces are parts that travel around a ring
-(`fiddlex.models.rings`) or blocks of all parts (`fiddlex.models.blocks`).
+Under sequence parallelism, an all-gather before a column-parallel product and a reduce-scatter after a row-parallel one
+would run while no product does. Here each product runs in pieces: while one piece is exchanged, the rank multiplies
+another (Wang et al., "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
+Models", ASPLOS 2023, section 3). The pieces are parts that travel around a ring (`fiddlex.models.rings`) or blocks of
+all parts (`fiddlex.models.blocks`).
 
 In the backward pass, the gradient of the input of one of these products is the other product. A column-parallel product
 saves only the rank's own part of its input, and gathers the parts once more for the gradient of its kernel (Korthikanti
@@ -41,20 +40,15 @@ def make_exchange(config: Config, mesh: Mesh) -> Exchange | None:
 
 
 class Gathered(NamedTuple):
-    """A `Rule` of products of the whole sequence whose input is this rank's part of it, [B, T, I].
-
-    Attributes:
-      exchange: how the ranks exchange their parts.
-    """
+    """A `Rule` of products of the whole sequence whose input is this rank's part of it, [B, T, I]."""
 
     exchange: Exchange
 
     def forward(self, x: jax.Array, kernels: Arrays) -> Arrays:
-        """See `Rule`; the kernels are this rank's columns, the products [B, S, O]."""
+        """The kernels are this rank's columns, the products [B, S, O]."""
         return tuple(self.exchange.gather(x, [functools.partial(_product, kernel=kernel) for kernel in kernels]))
 
     def backward(self, x: jax.Array, kernels: Arrays, gs: Arrays) -> tuple[jax.Array, Arrays]:
-        """See `Rule`."""
         gs = flat(gs)
 
         def share(take: Take, dtype: jnp.dtype) -> jax.Array:
@@ -65,16 +59,12 @@ class Gathered(NamedTuple):
 
 
 class Scattered(NamedTuple):
-    """A `Rule` of one product, of which each rank keeps its part, [B, T, O], of the sum over the ranks.
-
-    Attributes:
-      exchange: how the ranks exchange and sum their results.
-    """
+    """A `Rule` of one product, of which each rank keeps its part, [B, T, O], of the sum over the ranks."""
 
     exchange: Exchange
 
     def forward(self, x: jax.Array, kernels: Arrays) -> Arrays:
-        """See `Rule`; `x` is [B, S, I], and the kernel has this rank's rows."""
+        """`x` is [B, S, I], and the kernel has this rank's rows."""
         (kernel,), batch, length = kernels, x.shape[0], x.shape[1] // lax.axis_size("tensor")
 
         def share(take: Take, dtype: jnp.dtype) -> jax.Array:
@@ -83,7 +73,6 @@ class Scattered(NamedTuple):
         return (self.exchange.scatter(share, batch, length, x.dtype),)
 
     def backward(self, x: jax.Array, kernels: Arrays, gs: Arrays) -> tuple[jax.Array, Arrays]:
-        """See `Rule`."""
         (kernel,), (g_BTO,) = kernels, gs
 
         def gradient(piece: jax.Array) -> jax.Array:

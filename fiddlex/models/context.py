@@ -17,29 +17,19 @@ AttentionKernel = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """The settings of a forward pass.
+    """The settings of a forward pass."""
 
-    Attributes:
-      sequence_parallel: whether activations between products are sharded along the sequence.
-      kernel: the fused kernel of attention (`fiddlex.models.flash`), or None when there is none.
-      recompute: the parts of a layer that the backward pass makes again (`fiddlex.config.values.recompute`).
-      dropout: the microbatch's random stream, or None when nothing is dropped.
-      causal: whether a position attends only to itself and to earlier positions.
-      segments_BS: int32 [rows, whole sequence]; a position attends only to its own segment. None: each row is one
-        segment.
-      exchange: how tensor ranks exchange pieces of the sequence during the layers' products, under sequence
-        parallelism; None where they exchange the whole of it before or after a product.
-      cache: in incremental decoding, the key-value cache of the layer; None otherwise.
-    """
-
-    sequence_parallel: bool
-    kernel: AttentionKernel | None = None
+    sequence_parallel: bool  # whether activations between products are sharded along the sequence
+    kernel: AttentionKernel | None = None  # the fused kernel of attention (`fiddlex.models.flash`), if there is one
+    # parts of a layer that the backward pass makes again (`fiddlex.config.values.recompute`)
     recompute: frozenset[str] = frozenset()
-    dropout: Dropout | None = None
-    causal: bool = True
+    dropout: Dropout | None = None  # None when nothing is dropped
+    causal: bool = True  # whether a position attends only to itself and to earlier positions
+    # int32 [rows, whole sequence]; a position attends only to its own segment. None: each row is one segment
     segments_BS: jax.Array | None = None
+    # of pieces of the sequence during products; None: the ranks exchange all of it before or after a product
     exchange: Exchange | None = None
-    cache: LayerCache | None = None
+    cache: LayerCache | None = None  # in incremental decoding, that of the layer
 
     @property
     def positions(self) -> jax.Array | None:

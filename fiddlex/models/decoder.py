@@ -20,30 +20,21 @@ class Decoder(Model):
         """The residual stream after the layers, normalised."""
 
     def table(self, weights: Weights) -> jax.Array:
-        """This rank's rows of the table that scores the vocabulary, [V / vocabulary shards, H].
-
-        It is the table of the head, or where the embeddings are tied that of the embedding.
-        """
+        """This rank's rows of the table that scores the vocabulary, of head or tied embedding, [V / shards, H]."""
         table: jax.Array = weights["embedding"]["tokens"] if self.config.tied_embeddings else weights["head"]["output"]
         return table
 
     def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        """See `Model`."""
         logits_BSV = self._logits(weights, self._gathered(weights, x_BTH, context))
         return jnp.sum(cross_entropy(logits_BSV, batch["targets"]) * batch["weights"])
 
     def scores(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        """See `Model`."""
         logits_BSV = self._logits(weights, self._gathered(weights, x_BTH, context))
         losses_BS, targets_BS = cross_entropy(logits_BSV, batch["targets"]), batch["targets"]
         return sums(losses_BS, batch["weights"], likeliest(logits_BSV) == targets_BS)[:, None]
 
     def next_logits(self, weights: Weights, x_BSH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        """This rank's slice of the logits at the last position, without sequence parallelism.
-
-        Returns:
-          float32 [B, V / vocabulary shards].
-        """
+        """This rank's logits at the last position, float32 [B, V / vocabulary shards], without sequence parallelism."""
         return self._logits(weights, self._gathered(weights, x_BSH[:, -1:], context))[:, 0]
 
     def _gathered(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:

@@ -45,10 +45,8 @@ def llama(config: Config) -> Network:
     RMSNorm before each branch (Zhang & Sennrich, NeurIPS 2019), rotary positions (Su et al. 2021, arXiv:2104.09864), a
     gated MLP with SiLU (Shazeer 2020, arXiv:2002.05202) and no biases; heads of keys and values that several heads of
     queries share (Ainslie et al., EMNLP 2023), RMSNorm of queries and keys (Qwen3), and biases of queries, keys and
-    values (Qwen2).
-
-    Where there are more tensor ranks than heads of keys and values, each rank has the whole kernels of keys and values
-    and computes the one head that its queries share with those of other ranks.
+    values (Qwen2). Where there are more tensor ranks than heads of keys and values, each rank has the whole kernels of
+    keys and values and computes the one head that its queries share with those of other ranks.
     """
     model, hidden, units, size = config.model, config.model.hidden_size, config.model.mlp_size, config.model.head_size
     heads, kv_heads, replicas = model.num_heads, model.kv_heads, max(config.mesh.tensor // model.kv_heads, 1)
@@ -101,11 +99,7 @@ def llama(config: Config) -> Network:
 
 
 def bert(config: Config) -> Network:
-    """BERT (Devlin et al., NAACL 2019), post-LN as published or pre-LN, with one head for each part of its loss.
-
-    A head that gives each sequence one score, which is compared with the scores of other sequences, has no bias: the
-    bias would cancel.
-    """
+    """BERT (Devlin et al., NAACL 2019), post-LN as published or pre-LN, with one head for each part of its loss."""
     model, task, hidden = config.model, task_of(config), config.model.hidden_size
     head: Parameters = {} if model.post_norm else {"norm": norm(hidden)}
     square = linear((hidden, hidden), ("hidden", None), num_inputs=1, std=model.init_std)
@@ -120,6 +114,7 @@ def bert(config: Config) -> Network:
     if task.num_outputs:
         outputs, axes = (hidden, task.num_outputs), ("hidden", "classes")
         if task.num_outputs == 1:
+            # No bias: it would cancel, since the score is compared with the scores of other sequences.
             last: Parameters = {"score": Parameter(outputs, axes, model.init_std, decays=True)}
         else:
             last = {"classifier": linear(outputs, axes, num_inputs=1, std=model.init_std)}
@@ -150,8 +145,7 @@ def _decoder_head(model: ModelConfig, last_norm: Parameters) -> Parameters:
 def residual_std(model: ModelConfig) -> float:
     """The standard deviation of the kernels that write into the residual stream.
 
-    With pre-LN it is scaled by 1/√(2·layers) (GPT-2). With post-LN, which normalises the stream after every sum, it is
-    the same as for all other kernels (BERT).
+    With pre-LN it is scaled by 1/√(2·layers) (GPT-2). With post-LN, which normalises sums, it is as elsewhere (BERT).
     """
     return model.init_std if model.post_norm else model.init_std / math.sqrt(2 * model.num_layers)
 

@@ -34,22 +34,14 @@ MOST_AT_ONCE = 2**23
 
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-    """The random stream of one microbatch.
+    """The random stream of one microbatch."""
 
-    Attributes:
-      rate: probability that dropout zeroes an element.
-      keys_B: one key for each example, from `example_keys`.
-      layer: number of the layer in the whole model, int32 scalar.
-      redraws: whether the backward pass draws masks again instead of reading saved ones.
-    """
-
-    rate: float
-    keys_B: jax.Array
-    layer: jax.Array | int = 0
-    redraws: bool = False
+    rate: float  # probability that dropout zeroes an element
+    keys_B: jax.Array  # one key for each example, from `example_keys`
+    layer: jax.Array | int = 0  # number of the layer in the whole model, int32 scalar
+    redraws: bool = False  # whether the backward pass draws masks again instead of reading saved ones
 
     def in_layer(self, layer: jax.Array) -> "Dropout":
-        """The random stream of one layer."""
         return dataclasses.replace(self, layer=layer)
 
     def residual(self, x_BTH: jax.Array, site: int, *, sequence_parallel: bool) -> jax.Array:
@@ -106,27 +98,18 @@ def _drawn(source: tuple[jax.Array, jax.Array, jax.Array], *, rate: float, shape
 
 
 def _packed(mask: jax.Array) -> jax.Array:
-    """The elements of a mask as bits, uint8 [rows, MASK_ROW], the rest zeros; a row is as wide as the lanes of a TPU.
-
-    The elements of a byte lie equally far from each other in the mask, so that to pack them moves none of them.
-    """
+    """The elements of a mask as bits, uint8 [rows, MASK_ROW], padded with 0; a row is as wide as the lanes of a TPU."""
+    # The elements of a byte lie equally far from each other in the mask, so that to pack them moves none of them.
     padded = jnp.pad(mask.reshape(-1), (0, -mask.size % (8 * MASK_ROW)))
     return (padded.reshape(8, -1, MASK_ROW).astype(jnp.uint8) << _PLACES).sum(axis=0, dtype=jnp.uint8)
 
 
 def _unpacked(bits: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
-    """The mask of `shape` that has these bits."""
     return ((bits >> _PLACES) & 1).astype(bool).reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 def example_keys(key: jax.Array, step: jax.Array | int, examples_B: jax.Array) -> jax.Array:
-    """One key for each example of a microbatch.
-
-    Args:
-      key: the run's dropout key.
-      step: int32 scalar, number of updates so far.
-      examples_B: int32, each example's row in the global batch.
-    """
+    """One key for each example of a microbatch: int32 rows of the global batch, `examples_B`, after `step` updates."""
     key = jax.random.fold_in(key, step)
     return jax.vmap(lambda example: jax.random.fold_in(key, example))(examples_B)
 

@@ -17,15 +17,8 @@ def embed(
 ) -> jax.Array:
     """Sums the learned vectors of tokens, positions and token types, then applies the norm, if any, and dropout.
 
-    Args:
-      weights: the table `tokens`, and where the model has them, `positions`, `token_types` and `norm`.
-      tokens_BS: int32 ids.
-      token_types_BS: int32 token types; None where the batch has none.
-      context: the settings of the microbatch.
-      epsilon: the epsilon of the norm.
-
-    Returns:
-      The residual stream before the layers, [B, T, H].
+    Weights are the table `tokens`, and where the model has them `positions`, `token_types` and `norm`. Ids are int32.
+    Returns the residual stream before the layers, [B, T, H].
     """
     x_BTH = embed_tokens(weights["tokens"], tokens_BS, sequence_parallel=context.sequence_parallel)
     length = x_BTH.shape[1]

@@ -18,22 +18,13 @@ class Exchange(Protocol):
     """How the ranks exchange the pieces of a sequence while they multiply other pieces."""
 
     def gather(self, x_BT: jax.Array, functions: Sequence[Callable[[jax.Array], jax.Array]]) -> list[jax.Array]:
-        """The value of each function at the whole sequence, [B, S, …].
-
-        Args:
-          x_BT: this rank's part of the sequence.
-          functions: functions of a piece, which map every position by itself.
-        """
+        """The values, [B, S, …] at the whole sequence, of functions of a piece that map every position by itself."""
         ...
 
     def scatter(self, share: Share, batch: int, length: int, dtype: jnp.dtype) -> jax.Array:
-        """This rank's part of the sum over the ranks of their shares, [B, T, …] in `dtype`.
+        """This rank's part of the sum over the ranks of their shares, [B, T, …] in `dtype`, in which sums travel.
 
-        Args:
-          share: gives this rank's shares at the positions of a piece, in the dtype in which the exchange wants them.
-          batch: B.
-          length: T.
-          dtype: the dtype in which sums travel.
+        `share` gives this rank's shares at a piece in the dtype that the exchange wants; `batch` is B, `length` T.
         """
         ...
 

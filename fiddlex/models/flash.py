@@ -23,10 +23,7 @@ def kernel_on(mesh: Mesh, config: Config, *, dropout: bool) -> FlashKernel:
 
 
 def make_kernel(config: Config, mesh: Mesh) -> AttentionKernel | None:
-    """The fused kernel of attention without dropout; None: the devices have none that takes the model.
-
-    For use outside `shard_map`; what it returns is for use inside.
-    """
+    """The fused kernel of attention without dropout, made outside `shard_map` for use inside; None: there is none."""
     name = kernel_on(mesh, config, dropout=False).name
     if not name:
         return None
@@ -59,14 +56,12 @@ def _cudnn(
 
 
 def compute_capability(mesh: Mesh) -> int:
-    """The major number of the CUDA compute capability of a mesh's devices; 0 for devices without one.
-
-    For GPUs that this machine lacks, it is at most that up to which jax takes only narrow heads: for wide ones jax asks
-    the machine's own GPUs whether they take them.
-    """
+    """The major number of the CUDA compute capability of a mesh's devices; 0 for devices without one."""
     device: jax.Device = mesh.devices.flat[0]
     if device.platform != "gpu":
         return 0
     major = str(device.compute_capability).partition(".")[0]  # for AMD GPUs a name, such as gfx942
     capability = int(major) if major.isdigit() else 0
+    # For GPUs that this machine lacks, it is at most that up to which jax takes only narrow heads: for wide ones jax
+    # asks the machine's own GPUs whether they take them.
     return capability if jax.default_backend() == "gpu" else min(capability, WIDE_CAPABILITY - 1)

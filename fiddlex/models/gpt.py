@@ -11,5 +11,4 @@ class GPT(Decoder):
     """A `Decoder` with a final LayerNorm."""
 
     def last_norm(self, weights: Weights, x_BTH: jax.Array) -> jax.Array:
-        """See `Decoder`."""
         return norm(weights["head"]["norm"], x_BTH, self.config.layer_norm_epsilon)

@@ -1,10 +1,9 @@
-"""The transformer layer of GPT-2 and BERT, tensor-parallel inside `shard_map`, as functions of its weights.
+"""The transformer layer of GPT-2 and BERT, tensor-parallel inside `shard_map`, as functions of a device's weights.
 
-Shape suffixes: B example, S whole sequence, T this rank's part of the sequence (S without sequence parallelism),
-H hidden, F this rank's part of the MLP, N this rank's heads, D head size. Weights are described with global shapes
-(`fiddlex.models.descriptions`) and applied to a device's shard. Attention and MLP are column-parallel then row-parallel
-products with one reduction each per direction (Megatron-LM, Shoeybi et al. 2019, section 3). A bias that follows a
-reduction is added once, after the reduction.
+Shape suffixes: B example, S whole sequence, T this rank's part of the sequence (S without sequence parallelism), H
+hidden, F this rank's part of the MLP, N this rank's heads, D head size. Attention and MLP are column-parallel then
+row-parallel products with one reduction each per direction (Megatron-LM, Shoeybi et al. 2019, section 3). A bias that
+follows a reduction is added once, after the reduction.
 """
 
 import functools
@@ -24,7 +23,6 @@ from fiddlex.parallel.collectives import enter_tensor_parallel, leave_tensor_par
 
 
 def norm(weights: Weights, x_BTH: jax.Array, epsilon: float) -> jax.Array:
-    """LayerNorm of each position, computed in float32; returns the shape and dtype of the input."""
     return layer_norm(x_BTH, weights["scale"], weights["bias"], epsilon)
 
 
@@ -56,13 +54,11 @@ def normed(norm: Callable[..., jax.Array], x_BTH: jax.Array, scales: Sequence[ja
 
 
 def activated(function: Callable[..., jax.Array], arguments: Sequence[jax.Array], context: Context) -> Input:
-    """The result of the MLP's activation function as the input of a product."""
     made = Input(function, tuple(arguments))
     return made if "gelu" in context.recompute else made.saved()
 
 
 def biased(weights: Weights, y: jax.Array) -> jax.Array:
-    """`y` plus the bias, if there is one."""
     return add_bias(y, weights["bias"]) if "bias" in weights else y
 
 
@@ -82,19 +78,10 @@ def mlp(weights: Weights, x_BTH: Input, context: Context, *, gelu: str) -> jax.A
 def transformer_layer(
     weights: Weights, x_BTH: jax.Array, context: Context, *, post_norm: bool, epsilon: float, gelu: str
 ) -> jax.Array:
-    """Maps the residual stream through one layer.
+    """Maps the residual stream through one layer; shape and dtype stay.
 
-    Args:
-      weights: the layer's weights.
-      x_BTH: the residual stream.
-      context: the settings of the microbatch.
-      post_norm: whether LayerNorm comes after each residual sum (BERT, Devlin et al. 2019) instead of before each
-        branch (GPT-2, Radford et al. 2019, section 2.3).
-      epsilon: the epsilon of the norms.
-      gelu: the MLP's GELU, of `GELUS`.
-
-    Returns:
-      The residual stream after the layer, with the shape and dtype of `x_BTH`.
+    LayerNorm comes after each residual sum if `post_norm` (BERT, Devlin et al. 2019), or before each branch (GPT-2,
+    Radford et al. 2019, section 2.3).
     """
     branches = (
         ("attention", attention, ATTENTION_OUTPUT_SITE),
@@ -114,7 +101,6 @@ def transformer_layer(
 
 
 def dropped(x_BTH: jax.Array, site: int, context: Context) -> jax.Array:
-    """Applies the dropout of a site (`fiddlex.models.dropout`) to activations, if anything is dropped."""
     if context.dropout is None:
         return x_BTH
     return context.dropout.residual(x_BTH, site, sequence_parallel=context.sequence_parallel)

@@ -30,14 +30,12 @@ class Llama(Decoder):
         self._replicas = self.network.attention.kv_replicas
 
     def layer(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
-        """See `Model`."""
         y_BTH = self._attention(weights["attention"], self._normed(weights["attention_norm"], x_BTH, context), context)
         x_BTH += dropped(y_BTH, ATTENTION_OUTPUT_SITE, context)
         y_BTH = self._mlp(weights["mlp"], self._normed(weights["mlp_norm"], x_BTH, context), context)
         return x_BTH + dropped(y_BTH, MLP_OUTPUT_SITE, context)
 
     def last_norm(self, weights: Weights, x_BTH: jax.Array) -> jax.Array:
-        """See `Decoder`."""
         return self._norm(weights["head"]["norm"], x_BTH)
 
     def _norm(self, weights: Weights, x: jax.Array) -> jax.Array:

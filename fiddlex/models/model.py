@@ -2,8 +2,8 @@
 
 Weights are a nested dictionary with the keys `embedding`, `layers` and `head`, whose entries a description names
 (`fiddlex.models.spec`). Leaves under `layers` have a leading dimension with one row for each layer
-(`fiddlex.schedules.placement`). The head may use the embedding's table too, so both the embedding and the head take the
-whole dictionary except for its layers.
+(`fiddlex.schedules.placement`). Embedding and head take the whole dictionary except for its layers, since the head may
+use the embedding's table too.
 """
 
 import abc
@@ -28,16 +28,9 @@ class Model(abc.ABC):
     """A model as pure functions of its weights, to be called inside `shard_map` over all mesh axes.
 
     A family's class adds the head, and may override the embedding and the layers. A batch's leaves are [example, …]; an
-    example may have several sequences, which pass through the layers as [sequence, …].
-
-    Args:
-      config: the config of the run.
-
-    Attributes:
-      config: the config of the model.
-      network: the description of the model's network.
-      parts: the parts whose sum is the loss: `tokens`, `labels` or both. Each part is the mean of its terms over a
-        whole batch, weighted by the batch's leaf that `WEIGHTS` names for that part.
+    example may have several sequences, which pass through the layers as [sequence, …]. The loss is the sum of `parts`,
+    `tokens`, `labels` or both: each is the mean of its terms over a whole batch, weighted by the batch's leaf in
+    `WEIGHTS`.
     """
 
     WEIGHTS: ClassVar[dict[str, str]] = {"tokens": "weights", "labels": "label_weights"}
@@ -50,16 +43,13 @@ class Model(abc.ABC):
 
     @property
     def causal(self) -> bool:
-        """Whether a position attends only to itself and to earlier positions."""
         return self.network.attention.causal
 
     def init(self, key: jax.Array, layers: Sequence[int]) -> Weights:
         """Initial float32 weights with global shapes; the same key gives the same numbers on every mesh.
 
-        Args:
-          key: the random key.
-          layers: the number of the layer in each row of the stacked weights, negative for a row of zeros
-            (`LayerPlacement.layers`).
+        `layers` has the number of the layer in each row of the stacked weights, negative for a row of zeros
+        (`LayerPlacement.layers`).
         """
         embedding, of_layers = jax.random.split(key)
         numbers, network = jnp.asarray(layers), self.network
@@ -75,7 +65,6 @@ class Model(abc.ABC):
         }
 
     def axes(self) -> Weights:
-        """The logical axes of every weight."""
         return {
             part: logical_axes(parameters, before=("layers",) if part == "layers" else ())
             for part, parameters in self.network.parts.items()
@@ -93,7 +82,6 @@ class Model(abc.ABC):
         )
 
     def apply_layer(self, layer: Weights, x_BTH: jax.Array, number: jax.Array, context: Context) -> jax.Array:
-        """Maps the residual stream through layer `number` of the model, whose weights are `layer`."""
         if context.dropout is not None:
             context = dataclasses.replace(context, dropout=context.dropout.in_layer(number))
         return self.layer(layer, x_BTH, context)
@@ -116,11 +104,7 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def scores(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        """Three sums for each example and part: of weighted terms, of weights, and of the weights of correct guesses.
-
-        Returns:
-          float32 [example, part, 3].
-        """
+        """Sums of weighted terms, of weights, and of weights of correct guesses, float32 [example, part, 3]."""
 
 
 def as_rows(x: jax.Array) -> jax.Array:

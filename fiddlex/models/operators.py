@@ -1,9 +1,9 @@
 """The differentiable operators of a layer, with backward passes that save little and sum in float32.
 
 Each operator saves only its inputs for the backward pass, in the compute dtype (`attention_probabilities` also saves
-its result): nothing derived from a weight, and no float32 copy of an activation. For a microbatch in flight, a pipeline
-stage stashes what its operators save. Sums over examples and positions, such as the gradient of a bias, run in float32:
-in bfloat16 they would stop growing after some hundred terms.
+its result): nothing derived from a weight, and no float32 copy of an activation. A pipeline stage stashes this for each
+microbatch in flight. Sums over examples and positions, such as the gradient of a bias, run in float32: in bfloat16 they
+would stop growing after some hundred terms.
 
 Inside `shard_map` the arguments of one call must vary over the same mesh axes (`enter_tensor_parallel` ensures this).
 """
@@ -20,15 +20,11 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 def multiplied(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Contracts the last dimensions of `x` with the first dimensions of `kernel`, as one product of two matrices.
+    """Contracts `x`, [example, position, inputs…], and `kernel`, [inputs…, outputs…], as one product of two matrices.
 
-    The shapes determine how many dimensions are contracted: `x` is [example, position, inputs…] and `kernel` is
-    [inputs…, outputs…]. `x` may also have the first two dimensions of the kernel as one. Both products of the backward
-    pass are products of two matrices as well: XLA's CPU backend runs a contraction over separate dimensions for example
-    and position at half the speed.
-
-    Returns:
-      [example, position, outputs…], with sums in `dtype`.
+    `x` may also have the first two dimensions of the kernel as one. Both products of the backward pass are products of
+    two matrices as well: XLA's CPU backend runs a contraction over separate dimensions for example and position at half
+    the speed. Returns [example, position, outputs…], with sums in `dtype`.
     """
     inputs = math.prod(x.shape[2:])
     x_TI, kernel_IO = x.reshape(-1, inputs), kernel.reshape(inputs, -1)
@@ -38,13 +34,9 @@ def multiplied(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def input_gradient(inputs: Sequence[int], kernel: jax.Array, g: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """The gradient of the input of `multiplied`, [example, position, inputs…], from that of its value.
+    """The gradient of the input of `multiplied`, [example, position, inputs…], from that of its value, `g`.
 
-    Args:
-      inputs: the sizes of the input's dimensions after the first two.
-      kernel: the kernel.
-      g: the gradient of the value, [example, position, outputs…].
-      dtype: the dtype of the sums and of the result.
+    `inputs` are the sizes of the input's dimensions after the first two; `dtype` is that of the sums and of the result.
     """
     kernel_IO = kernel.reshape(math.prod(inputs), -1)
     dx_TI = jnp.matmul(g.reshape(-1, kernel_IO.shape[1]), kernel_IO.T, preferred_element_type=dtype)
@@ -161,11 +153,7 @@ layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
-    """Divides the last dimension by its root mean square in float32 (Zhang & Sennrich, NeurIPS 2019), then scales.
-
-    Returns:
-      The shape and dtype of `x`.
-    """
+    """Divides the last dimension by its root mean square in float32 (Zhang & Sennrich, NeurIPS 2019), then scales."""
     return (x.astype(jnp.float32) * _inverse_rms(x, epsilon) * scale.astype(jnp.float32)).astype(x.dtype)
 
 
@@ -216,12 +204,8 @@ def attention_probabilities(q_BSND: jax.Array, k_BSND: jax.Array, mask: jax.Arra
     """The softmax of scaled products of queries and keys, [B, N, S, S] in the dtype of the inputs.
 
     Scores and their softmax are float32. The backward pass uses the saved probabilities but no saved scores, and rounds
-    the gradient of the scores to the compute dtype, so that its products run in the compute dtype too.
-
-    Args:
-      q_BSND: queries.
-      k_BSND: keys.
-      mask: bool, broadcast to [B, N, queries, keys]: which keys a query sees; every query sees at least one key.
+    the gradient of the scores to the compute dtype, so that its products run in the compute dtype too. `mask`, bool,
+    broadcasts to [B, N, queries, keys]: which keys a query sees, at least one.
     """
     scores_BNQK = jnp.einsum("bqnd,bknd->bnqk", q_BSND, k_BSND, preferred_element_type=jnp.float32)
     scores_BNQK = jnp.where(mask, scores_BNQK / math.sqrt(q_BSND.shape[-1]), jnp.finfo(jnp.float32).min)

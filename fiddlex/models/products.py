@@ -1,9 +1,8 @@
 """Products with kernels, which save what their input is made from instead of the input itself.
 
-The backward pass of a product needs the product's input for the gradient of the kernel. Where elementwise work makes
-this input, a norm or an activation function, the backward pass can make it again from what that work has read and saved
-anyway (Jain et al., "Gist", ISCA 2018, encode such arrays; making them again is exact). An `Input` says how the input
-is made; a product saves the arguments of an `Input`, and nothing else of it.
+The backward pass of a product needs the product's input for the gradient of the kernel. Where a norm or an activation
+function makes this input, the backward pass can make it again from what that has read and saved anyway (Jain et al.,
+"Gist", ISCA 2018, encode such arrays; making them again is exact).
 
 Shape suffixes: B example, S position, I inputs, O outputs, as in `fiddlex.models.operators.multiplied`.
 """
@@ -21,18 +20,12 @@ Arrays = tuple[jax.Array, ...]
 
 
 class Input(NamedTuple):
-    """The input of products, `make(*arguments)`.
+    """The input of products, `make(*arguments)`."""
 
-    Attributes:
-      make: a differentiable function, which closes over no traced value.
-      arguments: the arrays that products save.
-    """
-
-    make: Callable[..., jax.Array]
-    arguments: Arrays
+    make: Callable[..., jax.Array]  # differentiable; closes over no traced value
+    arguments: Arrays  # the arrays that products save
 
     def value(self) -> jax.Array:
-        """The input itself."""
         return self.make(*self.arguments)
 
     def saved(self) -> "Input":
@@ -92,22 +85,17 @@ class Whole(NamedTuple):
     """A `Rule` for an input that the device has whole."""
 
     def forward(self, x: jax.Array, kernels: Arrays) -> Arrays:
-        """See `Rule`."""
         return tuple(multiplied(x, kernel, x.dtype) for kernel in kernels)
 
     def backward(self, x: jax.Array, kernels: Arrays, gs: Arrays) -> tuple[jax.Array, Arrays]:
-        """See `Rule`."""
         gs = flat(gs)
         dx = input_gradients(x.shape[2:], kernels, gs, x.dtype)
         return dx, tuple(kernel_gradient(x, kernel, g) for kernel, g in zip(kernels, gs, strict=True))
 
 
 def flat(gs: Arrays) -> Arrays:
-    """Gradients of products with all outputs in one dimension, [B, S, O].
-
-    Where W computes the gradients of kernels, it gets the gradients of products through a stash. XLA:TPU would pad
-    heads of 64 elements in it, and copy it.
-    """
+    """Gradients of products with all outputs in one dimension, [B, S, O]."""
+    # W gets these gradients through a stash, in which XLA:TPU would pad heads of 64 elements, and copy it.
     return tuple(g.reshape(*g.shape[:2], -1) for g in gs)
 
 
@@ -118,16 +106,10 @@ def input_gradients(inputs: Sequence[int], kernels: Arrays, gs: Sequence[jax.Arr
 
 
 def products(x: Input, kernels: Sequence[jax.Array], rule: Rule | None = None) -> Arrays:
-    """The products of one input with each kernel, [B, S, O…] in the dtype of the input.
-
-    Args:
-      x: the input, [B, S, I…].
-      kernels: the kernels, [I…, O…].
-      rule: how the products are computed; None: as of a whole input (`Whole`).
-    """
+    """The products of an input, [B, S, I…], with each kernel, [I…, O…]: [B, S, O…] in the dtype of the input."""
     return _products(Whole() if rule is None else rule, x.make, x.arguments, tuple(kernels))
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The product of `x`, which is saved itself, and a kernel, in the dtype of `x` (`multiplied`)."""
+    """The product of `x`, which is saved itself, and a kernel, in the dtype of `x`."""
     return products(given(x), (kernel,))[0]

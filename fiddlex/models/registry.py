@@ -44,7 +44,7 @@ def make_model(config: Config) -> "Model":
     """The model that computes the network of a config.
 
     Raises:
-      ConfigError: when `network_of` would raise it, or when the family has no model that computes its network.
+      ConfigError: as `network_of`, or when the family has no model that computes its network.
     """
     model: Model = _function(config.model.family, "model", family(config.model.family).model)(config)
     return model

@@ -22,19 +22,12 @@ from fiddlex.parallel.collectives import SEQUENCE_DIMENSION
 
 @dataclasses.dataclass(frozen=True)
 class Rings:
-    """An `Exchange` by hops between neighbours.
+    """An `Exchange` by hops between neighbours; a sum travels in the compute dtype, and ranks add to it in float32."""
 
-    A sum travels in the compute dtype, and each rank adds its share to it in float32.
-
-    Attributes:
-      permutes: whether a hop is a permute, as on TPUs. On CPUs a permute waits for all devices of the mesh, also for
-        those that are idle in this slot; there a hop is an all-gather, of which the rank keeps one part.
-    """
-
-    permutes: bool
+    permutes: bool  # whether a hop is a permute, as on TPUs, or an all-gather of which the rank keeps one part
 
     def gather(self, x_BT: jax.Array, functions: Sequence[Callable[[jax.Array], jax.Array]]) -> list[jax.Array]:
-        """As in `Exchange`; functions are called for one part, or half of it, at a time."""
+        """Functions are called for one part, or half of it, at a time."""
         parts, wholes = _Parts(x_BT, self), [_Whole(x_BT.shape[1]) for _ in functions]
         for step in range(lax.axis_size("tensor")):
             if step:
@@ -45,11 +38,10 @@ class Rings:
         return [whole.value for whole in wholes]
 
     def scatter(self, share: Share, batch: int, length: int, dtype: jnp.dtype) -> jax.Array:
-        """As in `Exchange`."""
         return self._scatter(lambda step, takes: [share(take, jnp.float32) for take in takes], batch, length, dtype)
 
     def gather_and_scatter(self, x_BT: jax.Array, share: Share) -> tuple[jax.Array, jax.Array]:
-        """As in `Exchange`; the parts of the sequence travel beside the sums, on the same links."""
+        """The parts of the sequence travel beside the sums, on the same links."""
         parts, whole = _Parts(x_BT, self), _Whole(x_BT.shape[1])
 
         def shares(step: int, takes: list[Take]) -> list[jax.Array]:
@@ -103,11 +95,7 @@ class _Positions(NamedTuple):
 
 
 class _Whole:
-    """An array of the whole sequence, [B, S, …], written part by part.
-
-    Args:
-      length: positions of a rank's part of the sequence.
-    """
+    """An array of the whole sequence, [B, S, …], written part by part; `length` is that of a rank's part."""
 
     def __init__(self, length: int):
         self._length = length
@@ -115,12 +103,11 @@ class _Whole:
 
     @property
     def value(self) -> jax.Array:
-        """The array, once all parts are written."""
+        """Available once all parts are written."""
         assert self._value is not None
         return self._value
 
     def put(self, positions: _Positions, part: jax.Array) -> None:
-        """Writes the values at some positions."""
         if self._value is None:
             sizes = (part.shape[0], self._length * lax.axis_size("tensor"), *part.shape[2:])
             empty, axes = lax.empty(sizes, part.dtype), tuple(jax.typeof(part).manual_axis_type.varying)
@@ -131,12 +118,8 @@ class _Whole:
 class _Parts:
     """The parts of the sequence that this rank holds while all parts travel around the ring.
 
-    Args:
-      x_BT: this rank's own part.
-      rings: how the parts travel.
-
-    Attributes:
-      held: what travels each way; at first the halves of the rank's own part or, where parts travel one way, all of it.
+    `held` is what travels each way; at first the halves of `x_BT`, the rank's own part, or all of it if there is one
+    way.
     """
 
     def __init__(self, x_BT: jax.Array, rings: Rings):
@@ -152,7 +135,6 @@ class _Parts:
         self._hops += 1
 
     def positions(self) -> list[_Positions]:
-        """The positions of what is held."""
         return [_positions(way, -self._hops, self._length) for way in self._ways]
 
 
@@ -173,4 +155,5 @@ def _hop(x: jax.Array, shift: int, rings: Rings) -> jax.Array:
     size = lax.axis_size("tensor")
     if rings.permutes:
         return lax.ppermute(x, "tensor", [(rank, (rank + shift) % size) for rank in range(size)])
+    # On CPUs a permute waits for all devices of the mesh, also for those that are idle in this slot.
     return lax.all_gather(x, "tensor")[(lax.axis_index("tensor") - shift) % size]

@@ -36,15 +36,9 @@ def angular_frequencies(model: ModelConfig) -> np.ndarray:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rotate(x_BSND: jax.Array, positions_BS: jax.Array, frequencies: tuple[float, ...]) -> jax.Array:
-    """Turns each pair by its angle at each position, in float32.
+    """Turns each pair by its angle at each position, in float32; returns the shape and dtype of `x_BSND`.
 
-    Args:
-      x_BSND: queries or keys.
-      positions_BS: int32; [1, S] where all rows have the same positions.
-      frequencies: `angular_frequencies`.
-
-    Returns:
-      The shape and dtype of `x_BSND`.
+    Positions are int32, [1, S] where all rows have the same. `frequencies` are the `angular_frequencies`.
     """
     return _turned(x_BSND, positions_BS, frequencies, 1.0)
 

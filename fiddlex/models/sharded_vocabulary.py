@@ -18,15 +18,9 @@ VOCAB_AXES = MESH_AXES["vocab"]
 
 
 def embed_tokens(table_VH: jax.Array, tokens_BS: jax.Array, *, sequence_parallel: bool) -> jax.Array:
-    """Looks tokens up in this rank's slice of the table and sums over the slices.
+    """Looks up tokens, int32 ids in the whole vocabulary, in this rank's rows of the table and sums over the ranks.
 
-    Args:
-      table_VH: this rank's rows of the table.
-      tokens_BS: int32 ids in the whole vocabulary.
-      sequence_parallel: whether each tensor rank keeps only its part of the sequence.
-
-    Returns:
-      [B, T, H] in the table's dtype.
+    Returns [B, T, H] in the table's dtype; with `sequence_parallel` T is the rank's part of the sequence.
     """
     local_BS = tokens_BS - _first_row(table_VH)
     mine_BS = (local_BS >= 0) & (local_BS < table_VH.shape[0])
@@ -39,16 +33,10 @@ def embed_tokens(table_VH: jax.Array, tokens_BS: jax.Array, *, sequence_parallel
 def local_logits(
     x_BSH: jax.Array, table_VH: jax.Array, *, vocab_size: int, bias_V: jax.Array | None = None
 ) -> jax.Array:
-    """Scores this rank's slice of the vocabulary; padding rows score the lowest float.
+    """Scores this rank's slice of the vocabulary, float32 [B, S, V] for V rows; padding rows score the lowest float.
 
-    Args:
-      x_BSH: the vectors to score, the same on every pipe rank; they come from `enter_tensor_parallel`.
-      table_VH: this rank's rows of the table.
-      vocab_size: the size of the whole vocabulary, without padding.
-      bias_V: the bias of this rank's rows, added in float32.
-
-    Returns:
-      float32 [B, S, V], where V is the number of this rank's rows.
+    `x_BSH` comes from `enter_tensor_parallel` and is the same on every pipe rank. `vocab_size` is that of the whole
+    vocabulary, without padding. `bias_V`, of this rank's rows, is added in float32.
     """
     logits_BSV = scores(lax.pcast(x_BSH, "pipe", to="varying"), table_VH)
     if bias_V is not None:
@@ -60,14 +48,9 @@ def local_logits(
 
 
 def cross_entropy(logits_BSV: jax.Array, targets_BS: jax.Array) -> jax.Array:
-    """Negative log-likelihood of each target, exact over all shards.
+    """Negative log-likelihood of each target, float32 [B, S], exact and the same on every rank of `pipe` and `tensor`.
 
-    Args:
-      logits_BSV: float32, this rank's slice (`local_logits`).
-      targets_BS: int32 ids in the whole vocabulary.
-
-    Returns:
-      float32 [B, S], the same on every rank of `pipe` and `tensor`.
+    `logits_BSV` is this rank's slice, float32 (`local_logits`); targets are int32 ids in the whole vocabulary.
     """
     highest_BS = lax.pmax(lax.stop_gradient(logits_BSV).max(axis=-1), VOCAB_AXES)
     shifted_BSV = logits_BSV - highest_BS[..., None]

@@ -1,9 +1,8 @@
 """The description of a network, written once: its parameters, and what its layers and its head compute.
 
-Each family gives the `Network` of a config (`fiddlex.models.descriptions`). Everything else about a network is derived
-from it: initial weights, sharding, names in checkpoints, the number of parameters, flops, memory, and the planner's
-work. Sizes are those of the whole network; the logical axes of parameters and `Product.split` determine the part that
-one device has.
+Initial weights, sharding, names in checkpoints, the number of parameters, flops, memory and the planner's work are
+derived from it. Sizes are those of the whole network; the logical axes of parameters and `Product.split` determine the
+part that one device has.
 """
 
 import dataclasses
@@ -19,46 +18,31 @@ from fiddlex.parallel.axes import LogicalAxes
 class Matrix:
     """Which dimensions of a kernel are the inputs of its matrix product, and which are the outputs.
 
-    A kernel with further dimensions stores several matrices, one for each index of these dimensions: the kernel of
-    queries, keys and values stores three.
-
-    Attributes:
-      inputs: indices of the dimensions that the product sums over.
-      outputs: indices of the dimensions of the product's result.
+    Further dimensions number separate matrices: the kernel of queries, keys and values stores three.
     """
 
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]  # indices of the dimensions that the product sums over
+    outputs: tuple[int, ...]  # indices of the dimensions of the product's result
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One weight; a weight of the layers is described for a single layer.
+    """One weight; a weight of the layers is described for a single layer."""
 
-    Attributes:
-      shape: the sizes of the weight, without the rows that pad the vocabulary.
-      axes: the logical axis of each dimension (`fiddlex.parallel.axes`), None for a dimension that is never sharded.
-      std: the standard deviation of the normal distribution with mean 0 from which initial values are drawn; 0: every
-        element starts at `value`.
-      value: the initial value when `std` is 0.
-      decays: whether weight decay applies to the weight; it does to matrices and tables, not to biases and the scales
-        of norms.
-      matrix: the inputs and outputs of the kernel of a matrix product; None for any other weight, also for the table of
-        an embedding.
-      partial: whether each tensor rank computes only a part of the weight's gradient, although it has the whole weight.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # without the rows that pad the vocabulary
+    # the logical axis of each dimension (`fiddlex.parallel.axes`), None for a dimension that is never sharded
     axes: LogicalAxes
+    # initial values are normal with mean 0 and this standard deviation; 0: every element starts at `value`
     std: float = 0.0
     value: float = 0.0
-    decays: bool = False
+    decays: bool = False  # whether weight decay applies: to matrices and tables, not to biases and the scales of norms
+    # inputs and outputs of a product's kernel; None for any other weight, also for the table of an embedding
     matrix: Matrix | None = None
+    # whether each tensor rank computes only a part of the gradient, although it has the whole weight
     partial: bool = False
 
     @property
     def size(self) -> int:
-        """The number of elements of the weight."""
         return math.prod(self.shape)
 
     def padded(self, vocab_rows: int) -> tuple[int, ...]:
@@ -71,7 +55,6 @@ Parameters = dict[str, Any]  # a nested dictionary whose leaves are `Parameter`s
 
 
 def leaves(parameters: Parameters) -> Iterator[Parameter]:
-    """The parameters of a nested dictionary, in the dictionary's order."""
     for each in parameters.values():
         if isinstance(each, Parameter):
             yield each
@@ -110,18 +93,12 @@ def norm(hidden: int, *, bias: bool = True) -> Parameters:
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """A norm; it saves its input, in the compute dtype, for the backward pass.
+    """A norm; it saves its input, in the compute dtype, for the backward pass."""
 
-    Attributes:
-      heads: 0: the norm of the residual stream; else it normalises each of so many heads, which tensor parallelism
-        splits.
-      head_size: the width of a head.
-      replicas: the number of tensor ranks that compute the same head.
-    """
-
+    # 0: the norm of the residual stream; else how many heads it normalises, which tensor parallelism splits
     heads: int = 0
-    head_size: int = 0
-    replicas: int = 1
+    head_size: int = 0  # the width of a head
+    replicas: int = 1  # the number of tensor ranks that compute the same head
 
     @property
     def width(self) -> int:
@@ -131,56 +108,36 @@ class Norm:
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """The product of each position's vector and a kernel; it saves its input, in the dtype of the operands of products.
+    """The product of each position's vector and a kernel; it saves its input, in the dtype of products' operands."""
 
-    Attributes:
-      inputs: the length of the vectors.
-      outputs: the number of the kernel's columns.
-      split: which of the kernel's dimensions tensor parallelism shards: "outputs" or "inputs"; in a head, "vocab" for
-        outputs sharded over `pipe` × `tensor`. "": every device computes the whole product.
-      positions: in a head, the positions that the product takes: "scored" (`Task.num_scored`) or "first", the first
-        position of each sequence; "", in a layer: every position.
-      shares_input: whether the product takes the same input as the product before it, which has saved it.
-      replicas: with the split "outputs", the number of tensor ranks that compute the same outputs.
-      made_by: in a layer, the part of `pipeline.recompute` under which the product saves no input, since the backward
-        pass makes it again (`fiddlex.models.products.Input`): "norms" after a norm, "gelu" after an activation
-        function; "": the product always saves its input.
-    """
-
-    inputs: int
-    outputs: int
+    inputs: int  # the length of the vectors
+    outputs: int  # the number of the kernel's columns
+    # what tensor parallelism shards: "outputs", "inputs", in a head "vocab" (over `pipe` × `tensor`); "": nothing
     split: str = ""
+    # in a head: "scored" (`Task.num_scored`) or "first", of each sequence; "", in a layer: every position
     positions: str = ""
-    shares_input: bool = False
-    replicas: int = 1
+    shares_input: bool = False  # whether the product takes the same input as the product before it, which has saved it
+    replicas: int = 1  # with the split "outputs": the number of tensor ranks that compute the same outputs
+    # in a layer: the part of `pipeline.recompute` ("norms", "gelu") that makes the input again; "": it is always saved
     made_by: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """Attention between the positions of a sequence; it saves queries, keys and values.
+    """Attention between the positions of a sequence; it saves queries, keys, values and probabilities.
 
-    Attention also saves its probabilities, or in the flash kernel one sum for each row of them.
-    `fiddlex.costs.layer_memory` and `fiddlex.costs.work` count this, and what of attention the backward pass
-    recomputes.
-
-    Attributes:
-      heads: the number of query heads.
-      head_size: the width of a head.
-      causal: whether a position attends only to itself and to earlier positions.
-      kv_heads: the number of heads of keys and of values, each for equally many query heads; 0: as many as `heads`.
-      kv_replicas: the number of tensor ranks that hold the same keys and values.
+    The flash kernel saves one sum for each row of probabilities instead. `fiddlex.costs.layer_memory` and
+    `fiddlex.costs.work` count this, and what of attention the backward pass recomputes.
     """
 
-    heads: int
+    heads: int  # of queries
     head_size: int
-    causal: bool
-    kv_heads: int = 0
-    kv_replicas: int = 1
+    causal: bool  # whether a position attends only to itself and to earlier positions
+    kv_heads: int = 0  # of keys and of values, each for equally many query heads; 0: as many as `heads`
+    kv_replicas: int = 1  # the number of tensor ranks that hold the same keys and values
 
     @property
     def width(self) -> int:
-        """The width of all query heads together."""
         return self.heads * self.head_size
 
     @property
@@ -191,15 +148,10 @@ class Attention:
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """An elementwise function between two products; it saves its inputs, in the compute dtype.
+    """An elementwise function between two products; it saves its inputs, in the compute dtype."""
 
-    Attributes:
-      units: the width of the function's output.
-      num_inputs: how many arrays of width `units` the function takes: 1 for GELU, 2 where a gate multiplies a value.
-    """
-
-    units: int
-    num_inputs: int = 1
+    units: int  # the width of the function's output
+    num_inputs: int = 1  # of width `units`: 1 for GELU, 2 where a gate multiplies a value
 
 
 MASK_ROW = 128  # bytes of a row of a saved mask (`fiddlex.models.dropout`)
@@ -219,27 +171,16 @@ Branch = tuple[Operation, ...]  # the operations of a branch in order; their res
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """The description of one model.
-
-    Attributes:
-      task: the sizes of the training task, such as how many positions of an example are scored (`Task`).
-      embedding: the parameters that are used before the layers.
-      layer: the parameters of one layer.
-      head: the parameters that are used after the layers, except those that the head shares with the embedding.
-      num_layers: how many layers there are; all have the same description.
-      hidden: the width of the residual stream.
-      branches: the branches of a layer, in the order in which the layer computes them.
-      scoring: the matrix products of the head.
-    """
+    """The description of one model."""
 
     task: Task
-    embedding: Parameters
-    layer: Parameters
-    head: Parameters
-    num_layers: int
-    hidden: int
-    branches: tuple[Branch, ...]
-    scoring: tuple[Product, ...]
+    embedding: Parameters  # used before the layers
+    layer: Parameters  # of one layer
+    head: Parameters  # used after the layers, except those that the head shares with the embedding
+    num_layers: int  # all have the same description
+    hidden: int  # the width of the residual stream
+    branches: tuple[Branch, ...]  # of a layer, in the order in which the layer computes them
+    scoring: tuple[Product, ...]  # the matrix products of the head
 
     @property
     def parts(self) -> Parameters:
@@ -248,7 +189,6 @@ class Network:
 
     @property
     def outer(self) -> list[Parameter]:
-        """The parameters of the embedding and of the head."""
         return [*leaves(self.embedding), *leaves(self.head)]
 
     @property
@@ -258,6 +198,5 @@ class Network:
 
     @property
     def attention(self) -> Attention:
-        """The attention operation of a layer."""
         (found,) = (each for each in self.operations if isinstance(each, Attention))
         return found

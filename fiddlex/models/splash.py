@@ -36,32 +36,24 @@ Arrays = tuple[jax.Array, ...]
 
 
 class Sizes(NamedTuple):
-    """The sizes of attention on a device.
+    """The sizes of attention on a device."""
 
-    Attributes:
-      length: positions of a sequence, S.
-      heads: heads of queries, N.
-      kv_heads: heads of keys and values, K.
-      head_size: elements of a head, D.
-    """
-
-    length: int
-    heads: int
-    kv_heads: int
-    head_size: int
+    length: int  # positions of a sequence, S
+    heads: int  # heads of queries, N
+    kv_heads: int  # heads of keys and values, K
+    head_size: int  # elements of a head, D
 
 
 def splash_attention(
     sizes: Sizes, dtype: jnp.dtype, *, causal: bool, segmented: bool, interpret: bool = False
 ) -> AttentionKernel:
-    """Makes `(q_BSND, k_BSKD, v_BSKD, segments_BS) -> y_BSA`; for use outside `shard_map`.
+    """Makes `(q_BSND, k_BSKD, v_BSKD, segments_BS) -> y_BSA`, which runs inside `shard_map`; call this outside.
 
-    What is made runs inside `shard_map`, and its backward pass saves queries, keys, values, the result, and one float32
-    for each row of the scores.
+    The backward pass saves queries, keys, values, the result, and one float32 for each row of the scores.
 
     Args:
-      sizes: the sizes on one device; the length is a multiple of 128.
-      dtype: dtype of queries, keys and values, bfloat16 or float32.
+      sizes: on one device; the length is a multiple of 128.
+      dtype: of queries, keys and values, bfloat16 or float32.
       causal: whether a position attends only to itself and to earlier positions.
       segmented: whether a position attends only to its own segment; if not, `segments_BS` is None.
       interpret: whether to run the kernel step by step as a program of XLA's, which any device can; for tests.
@@ -108,7 +100,6 @@ def splash_attention(
 
 
 def _side_by_side(x_BNSD: jax.Array) -> jax.Array:
-    """[B, N, S, D] as [B, S, A]."""
     batch, heads, length, size = x_BNSD.shape
     return jnp.swapaxes(x_BNSD, 1, 2).reshape(batch, length, heads * size)
 
@@ -125,14 +116,11 @@ def _varying_like(like: jax.Array, *arrays: jax.Array) -> Arrays:
 
 
 class _Traced(NamedTuple):
-    """The traces of the passes of one sequence.
+    """The traces of the passes of one sequence."""
 
-    Attributes:
-      closed_forward: takes queries, keys, values and any segments; returns the result and what `structure` needs.
-      closed_backward: takes what `structure` needs and the gradient of the result; returns three gradients.
-    """
-
+    # takes queries, keys, values and any segments; returns the result and what the vjp needs
     closed_forward: core.ClosedJaxpr
+    # takes what the vjp needs and the gradient of the result; returns three gradients
     closed_backward: core.ClosedJaxpr
 
     def forward(self, given: Arrays, segments_S: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -145,7 +133,6 @@ class _Traced(NamedTuple):
     def backward(
         self, given: Arrays, segments_S: jax.Array | None, y_NSD: jax.Array, sums_NS: jax.Array, g_NSD: jax.Array
     ) -> list[jax.Array]:
-        """The gradients of queries, keys and values."""
         jaxpr = self.closed_forward.jaxpr
         by_name = dict(zip(jaxpr.constvars, self.closed_forward.consts, strict=True))
         by_name |= dict(zip(jaxpr.invars, _arguments(given, segments_S), strict=True))
@@ -169,7 +156,6 @@ def _arguments(given: Arrays, segments_S: jax.Array | None) -> Arrays:
 @functools.cache
 @fixed_settings()
 def _trace(sizes: Sizes, dtype: jnp.dtype, causal: bool, segmented: bool, interpret: bool) -> _Traced:
-    """Traces both passes, and checks that the backward pass needs what `_Traced` hands on to it."""
     length, heads, kv_heads, head_size = sizes
     mask = (masks.CausalMask if causal else masks.FullMask)((length, length))
     block = math.gcd(length, 4 * SPLASH_BLOCK)

@@ -8,26 +8,17 @@ PAIR_CLASSES = 2  # classes of sentence pairs: the second text follows the first
 
 
 class Task(NamedTuple):
-    """The sizes of `config.model.task`.
+    """The sizes of `config.model.task`."""
 
-    Attributes:
-      num_sequences: sequences in an example, each of `model.seq_len` tokens: one for each choice in multiple choice,
-        otherwise one.
-      num_scored: positions of an example whose tokens are predicted: all positions in lm, the masked ones in mlm, 0
-        where no token is predicted.
-      picks_positions: whether only some positions of the sequence are scored, as in masked language modelling.
-      num_outputs: numbers that the head computes from each sequence for the label: one for each class, 1 in multiple
-        choice, 0 where examples have no label.
-    """
-
+    # sequences in an example, each of `model.seq_len` tokens: the choices in multiple choice, else 1
     num_sequences: int
-    num_scored: int
-    picks_positions: bool
+    num_scored: int  # positions of an example whose tokens are predicted: all in lm, the masked ones in mlm, or 0
+    picks_positions: bool  # whether only some positions of the sequence are scored, as in masked language modelling
+    # numbers that the head computes from a sequence for the label: the classes, 1 in multiple choice, or 0
     num_outputs: int
 
 
 def task_of(config: Config) -> Task:
-    """The sizes of the task that `config.model.task` names."""
     name, length = config.model.task, config.model.seq_len
     masked = max_masked(length, config.data.mask_fraction)
     num_scored, picks_positions, num_outputs = {
@@ -47,15 +38,10 @@ def max_masked(seq_len: int, mask_fraction: float) -> int:
 
 
 class Field(NamedTuple):
-    """One array of an example.
+    """One array of an example."""
 
-    Attributes:
-      shape: the sizes of the array; a batch has one more dimension before them.
-      dtype: the name of the array's dtype, which has four bytes.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[int, ...]  # a batch has one more dimension before these
+    dtype: str  # its name; all have four bytes
 
 
 def example_fields(config: Config) -> dict[str, Field]:

@@ -13,12 +13,9 @@ Weights = dict[str, Any]
 
 
 def initial_weights(parameters: Parameters, key: jax.Array, *, vocab_rows: int) -> Weights:
-    """Initial float32 weights with global shapes; rows that pad the vocabulary are zero.
+    """Initial float32 weights with global shapes; rows that pad the vocabulary to `vocab_rows` are zero.
 
-    Args:
-      parameters: the description of the weights.
-      key: the random key; the n-th parameter that is drawn uses `fold_in(key, n)`.
-      vocab_rows: the size of the dimension `vocab`, padding included.
+    The n-th parameter that is drawn uses `fold_in(key, n)`.
     """
     numbers = itertools.count()
 
@@ -37,12 +34,7 @@ def initial_weights(parameters: Parameters, key: jax.Array, *, vocab_rows: int) 
 
 
 def logical_axes(parameters: Parameters, *, before: LogicalAxes = ()) -> Weights:
-    """The logical axes of every weight, in the structure of the weights.
-
-    Args:
-      parameters: the description of the weights.
-      before: the axes of dimensions that precede the parameters' own, such as `layers` in stacked weights.
-    """
+    """The logical axes of every weight, after the axes `before`, such as `layers` in stacked weights."""
     return {
         name: (*before, *each.axes) if isinstance(each, Parameter) else logical_axes(each, before=before)
         for name, each in parameters.items()

@@ -1,8 +1,8 @@
 """Logical axes: what each dimension of a weight is, and over which mesh axes it is sharded.
 
-A parameter (`fiddlex.models.spec.Parameter`) names the logical axis of each of its dimensions. `MESH_AXES` and
-`largest_dimension` determine how every weight, gradient and moment is sharded; `fiddlex.parallel.sharding` turns them
-into PartitionSpecs.
+A parameter (`fiddlex.models.spec.Parameter`) names the logical axis of each of its dimensions;
+`fiddlex.parallel.sharding` makes PartitionSpecs of `MESH_AXES` and `largest_dimension` for every weight, gradient and
+moment.
 """
 
 import math
@@ -25,24 +25,14 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
 
 
 def num_shards(axis: str | None, mesh: MeshConfig) -> int:
-    """The number of equal parts into which a dimension is cut.
-
-    Args:
-      axis: the dimension's logical axis; None for a dimension that is never cut.
-      mesh: the number of devices along each mesh axis.
-    """
+    """The number of equal parts into which a dimension is cut; `axis`: its logical axis, None if it is never cut."""
     return math.prod(getattr(mesh, name) for name in MESH_AXES[axis]) if axis else 1
 
 
 def largest_dimension(shape: Sequence[int], parts: int) -> int | None:
-    """The largest dimension that can be cut into equal parts; ZeRO-1 shards a master weight over `data` along it.
+    """The index of the largest dimension that can be cut into equal parts, along which ZeRO-1 shards a master weight.
 
-    Args:
-      shape: the sizes that a device has before the cut.
-      parts: the number of parts.
-
-    Returns:
-      The dimension's index, or in a tie the lowest index; None when no size is a multiple of `parts`.
+    `shape` has the sizes before the cut. In a tie it is the lowest index; None when no size is a multiple of `parts`.
     """
     fitting = [i for i, size in enumerate(shape) if size % parts == 0]
     return max(fitting, key=shape.__getitem__, default=None)

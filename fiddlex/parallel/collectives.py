@@ -23,8 +23,7 @@ SEQUENCE_DIMENSION = 1
 def enter_tensor_parallel(x_BTH: jax.Array, *, sequence_parallel: bool) -> jax.Array:
     """Prepares activations for a column-parallel product: whole sequences on every tensor rank, varying over `tensor`.
 
-    The transpose sums gradients over `tensor`: the transpose of `pcast` is all-reduce, that of all-gather is
-    reduce-scatter.
+    The transpose sums gradients over `tensor`: for `pcast` it is all-reduce, for all-gather reduce-scatter.
     """
     if not sequence_parallel:
         return lax.pcast(x_BTH, "tensor", to="varying")
@@ -44,11 +43,10 @@ def first_position(length: int, *, sequence_parallel: bool) -> jax.Array | int:
 
 
 def take_positions(x_BTH: jax.Array, positions_BP: jax.Array, *, sequence_parallel: bool) -> jax.Array:
-    """Takes some positions of each sequence, on every tensor rank; returns [B, P, H].
+    """Takes some positions of each sequence, int32 in the whole sequence, on every tensor rank; returns [B, P, H].
 
-    `positions_BP` are int32 positions in the whole sequence. With sequence parallelism the ranks exchange only these
-    positions, not the sequence. The result then varies over `tensor`, as do the weights that multiply it
-    (`as_varying`).
+    With sequence parallelism the ranks exchange only these positions. The result then varies over `tensor`, as do the
+    weights that multiply it (`as_varying`).
     """
     if not sequence_parallel:
         return jnp.take_along_axis(x_BTH, positions_BP[..., None], axis=SEQUENCE_DIMENSION)
@@ -62,8 +60,8 @@ def take_positions(x_BTH: jax.Array, positions_BP: jax.Array, *, sequence_parall
 def as_varying(tree: Any, specs: Any, axes: Any) -> Any:
     """Marks each weight as varying over those of its `axes`, a tree of frozensets, on which it is replicated.
 
-    Without the mark, autodiff would sum a replicated weight's gradient over the axis at every use, in every microbatch.
-    With the mark, the gradient stays a per-device partial sum and `reduce_gradients` sums it once per batch.
+    Without the mark, autodiff would sum its gradient over the axis at every use, in every microbatch. With it, the
+    gradient stays a per-device partial sum, which `reduce_gradients` sums once per batch.
     """
 
     def cast(x: jax.Array, spec: P, axes: frozenset[str]) -> jax.Array:
@@ -76,9 +74,7 @@ def as_varying(tree: Any, specs: Any, axes: Any) -> Any:
 def reduce_gradients(grads: Any, specs: Any, zero_specs: Any, axes: Any) -> Any:
     """Sums each partial gradient over those of its `axes`, a tree of frozensets, on which the weight is replicated.
 
-    The caller does so once per batch.
-
-    Over `data` the sum is a reduce-scatter onto the shard whose master weights this rank holds (`zero_spec`).
+    To be called once per batch. Over `data` it is a reduce-scatter onto the rank's shard of `zero_spec`.
     """
 
     def reduce(g: jax.Array, spec: P, zero: P, axes: frozenset[str]) -> jax.Array:

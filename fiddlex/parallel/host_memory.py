@@ -1,7 +1,6 @@
 """Arrays in the memory of the host, and work on them for which one row after another comes to the devices.
 
-A sharding says in which memory an array is (`memory_kind`), and jax's types say it too (`memory_space`). A program
-moves values between the two memories by `jax.device_put`, while it goes on with other work. Stacked arrays
+A program moves values between the two memories by `jax.device_put`, while it goes on with other work. Stacked arrays
 [rows, …], whose rows are sharded over `pipe`, therefore need to be on the devices only a row of each pipe rank at a
 time.
 """
@@ -34,12 +33,10 @@ def host_sharding(mesh: Mesh, spec: P) -> NamedSharding:
 
 
 def is_on_host(x: jax.Array) -> bool:
-    """Whether an array, or in a program its type, is in the memory of the host."""
     return jax.typeof(x).memory_space == jax.memory.Space.Host
 
 
 def fetched(tree: Tree) -> Tree:
-    """The arrays of a program on the devices."""
     return jax.tree.map(lambda x: jax.device_put(x, jax.memory.Space.Device) if is_on_host(x) else x, tree)
 
 
@@ -49,15 +46,13 @@ def put_like(new: jax.Array, old: jax.Array) -> jax.Array:
 
 
 def empty(shape: Sequence[int], dtype: jnp.dtype, mesh: Mesh, spec: P) -> jax.Array:
-    """An array in the memory of the hosts whose values are whatever is in memory; for use under `jit`.
-
-    Each device makes its own part, since XLA:GPU would make an array of the whole mesh on the devices first.
-    """
+    """An array in the memory of the hosts whose values are whatever is in memory; for use under `jit`."""
 
     def part() -> jax.Array:
         array = lax.empty(NamedSharding(mesh, spec).shard_shape(tuple(shape)), dtype)
         return jax.device_put(lax.pcast(array, tuple(mesh_axes_of(spec)), to="varying"), jax.memory.Space.Host)
 
+    # Each device makes its own part: XLA:GPU would make an array of the whole mesh on the devices first.
     return jax.shard_map(part, mesh=mesh, in_specs=(), out_specs=spec)()
 
 
@@ -81,15 +76,14 @@ def map_whole(rule: Rule, changed: Tree, read: Tree, other: Tree) -> tuple[Tree,
 def map_rows(rule: Rule, changed: Tree, read: Tree, other: Tree, *, mesh: Mesh) -> tuple[Tree, Tree]:
     """Applies a rule to one row after another of stacked arrays; for use under `jit` on global arrays.
 
-    While the rule works on a row, the next one comes from the host, so that the devices hold two rows at most, and the
-    results of a third.
+    While the rule works on a row, the next one comes from the host: devices hold two rows, and the results of a third.
 
     Args:
       rule: takes and returns rows [pipe, …], one of each pipe rank, on the devices.
       changed: arrays [rows, …] that the rule's results replace, each in the memory in which it is.
       read: arrays [rows, …] that the rule only reads.
       other: what the rule takes from row to row.
-      mesh: the mesh; each pipe rank has as many rows as every other.
+      mesh: each of its pipe ranks has as many rows as every other.
 
     Returns:
       The changed arrays, and `other` after the last row.

@@ -1,8 +1,7 @@
-"""Every sharding of the program, as PartitionSpecs.
+"""Every sharding of the program, as PartitionSpecs made from logical axes (`fiddlex.parallel.axes`).
 
-A parameter names the logical axis of each of its dimensions; `fiddlex.parallel.axes` gives the mesh axes over which
-that logical axis is sharded. Compute weights have exactly that sharding and are whole on every `data` rank; master
-weights and optimizer state are sharded over `data` as well (`zero_spec`; ZeRO stage 1, Rajbhandari et al., SC 2020).
+Compute weights are whole on every `data` rank; master weights and optimizer state are sharded over `data` as well
+(`zero_spec`; ZeRO stage 1, Rajbhandari et al., SC 2020).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,15 +20,12 @@ BATCH = P("data")  # [example, ...]
 
 
 def compute_spec(axes: LogicalAxes) -> P:
-    """Sharding of a compute weight (and of its gradient before the reduction over `data`)."""
+    """Sharding of a compute weight, and of its gradient before the reduction over `data`."""
     return P(*(MESH_AXES[axis] or None if axis else None for axis in axes))
 
 
 def zero_spec(spec: P, shape: Sequence[int], config: MeshConfig) -> P:
-    """`spec` with `data` added, after any existing sharding, to the largest dimension that `data` divides.
-
-    A weight with no such dimension stays whole on every `data` rank (small biases whose size is odd).
-    """
+    """`spec` with `data` added, after existing axes, to the largest dimension that `data` divides, if there is one."""
     if config.data == 1:
         return spec
     return _spread(spec, shape, ("data",), config.sizes)
@@ -38,10 +34,7 @@ def zero_spec(spec: P, shape: Sequence[int], config: MeshConfig) -> P:
 def whole_rows_spec(spec: P, shape: Sequence[int], sizes: Mapping[str, int]) -> P:
     """`spec` with the first dimension whole; its mesh axes move to the largest other dimension that they divide.
 
-    Args:
-      spec: the sharding of an array with a row for each layer.
-      shape: the sizes of the array, whose number of rows may differ from the number that `spec` is for.
-      sizes: the number of devices along each mesh axis.
+    `spec` is that of an array with a row for each layer; `shape` may have another number of rows.
     """
     if not spec:
         return spec
@@ -66,7 +59,6 @@ def zero_dimension(spec: P) -> int | None:
 
 
 def mesh_axes_of(spec: P) -> frozenset[str]:
-    """All mesh axes that appear in a spec."""
     return frozenset(axis for entry in spec for axis in _names(entry))
 
 
@@ -93,11 +85,9 @@ def _product(sizes: Mapping[str, int], axes: tuple[str, ...]) -> int:
 
 
 def on_devices(tree: Any, shardings: Any) -> Any:
-    """Arrays of the host as arrays of the devices, also of other processes' devices.
+    """Arrays of the host, the same in every process, as arrays of the devices, also of other processes' devices.
 
-    Args:
-      tree: the arrays; every process has the same.
-      shardings: a sharding for all of them, or a tree of shardings like `tree`.
+    `shardings` is one for all arrays, or a tree of shardings like `tree`.
     """
     if isinstance(shardings, NamedSharding):
         shardings = jax.tree.map(lambda _: shardings, tree)

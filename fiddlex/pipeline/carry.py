@@ -1,4 +1,4 @@
-"""The state of a device that passes from tick to tick, and the order of a tick's copies beside its slots of work."""
+"""The state of a device between ticks, and the order of a tick's copies beside its slots of work."""
 
 from typing import Any, NamedTuple
 
@@ -39,19 +39,13 @@ def with_layers(carry: Carry, flat: Tree) -> Carry:
 
 
 def after_spill(carry: Carry, y: jax.Array, gradients: list[jax.Array]) -> tuple[Carry, jax.Array, list[jax.Array]]:
-    """Makes all that the head and the backward slot use wait for the spill and for the gradients that arrive.
-
-    XLA therefore starts both copies before the forward slot, and not after it.
-    """
+    """Makes head and backward slot wait for the spill and arriving gradients: XLA starts both before the forward."""
     outer, host, y, gradients = together((carry.grads.outer, carry.host_stash, y, gradients))
     return carry._replace(grads=carry.grads._replace(outer=outer), host_stash=host), y, gradients
 
 
 def after_fetch(carry: Carry, activations: list[jax.Array], fetched: Arrays) -> tuple[Carry, list[jax.Array], Arrays]:
-    """Makes all that comes after the backward slot wait for the fetch and for the activations that arrive.
-
-    XLA therefore starts and ends both copies before and after that slot.
-    """
+    """Makes what follows the backward slot wait for the fetch and arriving activations: both run beside that slot."""
     arrived = activations, fetched
     outer, outgoing, arrived = together((carry.grads.outer, carry.outgoing, arrived))
     return carry._replace(grads=carry.grads._replace(outer=outer), outgoing=outgoing), *arrived

@@ -1,13 +1,13 @@
 """Encodes activations in 8 bits for the stash (`fiddlex.config.values.stash`), and decodes them for the backward pass.
 
 An encoded array is a pair: elements of 8 bits, in the shape of the array, and one float32 scale for each row along the
-last dimension. A value is its element times the scale of its row, and the scale is such that the largest magnitude of a
-row becomes the largest element. Zeros stay zeros. A value that is not finite makes its whole row infinite or NaN.
+last dimension. A value is its element times the scale of its row; the largest magnitude of a row becomes the largest
+element. Zeros stay zeros. A value that is not finite makes its whole row infinite or NaN.
 
-float8_e4m3fn has scales too, although it needs none for most activations: it has no numbers between 0 and 2⁻⁹, where
-the probabilities of long sequences are, and none above 448. Whole rows, not shorter blocks, have a scale, since XLA:TPU
-computes a row's scale, the elements and the decoded values in the loops that make or use the array. For blocks of 128
-elements it writes float32 arrays in the shape of the activations (docs/memory.md has both measurements).
+Most activations need no scale in float8_e4m3fn, but it has no numbers between 0 and 2⁻⁹, where the probabilities of
+long sequences are, and none above 448. Whole rows, not shorter blocks, have a scale, since XLA:TPU then encodes and
+decodes in the loops that make or use the array. For blocks of 128 elements it writes float32 arrays in the shape of the
+activations (docs/memory.md has both measurements).
 """
 
 from typing import NamedTuple
@@ -22,13 +22,9 @@ LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 
 
 class Codec(NamedTuple):
-    """Encodes arrays of floating-point numbers, [..., width].
+    """Encodes arrays of floating-point numbers, [..., width]."""
 
-    Attributes:
-      dtype: the type of the elements, one of `LARGEST`.
-    """
-
-    dtype: str
+    dtype: str  # the type of the elements, one of `LARGEST`
 
     def encode(self, x: jax.Array) -> Arrays:
         """The elements, in the shape of `x`, and the scales, float32 [rows of scales, SCALE_ROW]."""

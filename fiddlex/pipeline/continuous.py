@@ -1,9 +1,8 @@
 """A pipeline that runs continuously from batch to batch, inside `shard_map`.
 
-Each train step runs one window of a schedule (`fiddlex.schedules.windows`): the window ends when the last gradient of
-the step's batch exists, while microbatches of later batches are still in flight. Each device holds what these
-microbatches need in an `InFlight`. The ticks that a step runs are data: the same program runs the windows that fill the
-pipeline, the windows that repeat, and the windows that drain it.
+Each train step runs one window of a schedule (`fiddlex.schedules.windows`), which ends when the last gradient of the
+step's batch exists, while microbatches of later batches are in flight. The ticks that a step runs are data: the same
+program fills the pipeline, runs the windows that repeat, and drains it.
 """
 
 import dataclasses
@@ -30,22 +29,14 @@ class InFlight(NamedTuple):
 
 
 class DeviceWindow(NamedTuple):
-    """A window as the input of a program: arrays of numpy or of jax, the same on all devices.
+    """A window as the input of a program: arrays of numpy or of jax, the same on all devices."""
 
-    Attributes:
-      table: int32 [tick, rank, column]; only the first `num_ticks` ticks run.
-      num_ticks: the number of ticks that run, int32 scalar.
-      renames: the renames of slots after the window, each int32 [rank, slot].
-    """
-
-    table: Any
-    num_ticks: Any
-    renames: Renames
+    table: Any  # int32 [tick, rank, column]; only the first `num_ticks` ticks run
+    num_ticks: Any  # int32 scalar
+    renames: Renames  # of slots after the window, each int32 [rank, slot]
 
 
 def empty_pipeline(engine: Engine) -> InFlight:
-    """The initial state of a pipeline, with nothing in flight."""
-
     def in_order(size: int) -> jax.Array | None:
         return lax.pcast(jnp.arange(size, dtype=jnp.int32), "pipe", to="varying") if size else None
 
@@ -55,17 +46,11 @@ def empty_pipeline(engine: Engine) -> InFlight:
 def run_window(
     engine: Engine, in_flight: InFlight, window: DeviceWindow
 ) -> tuple[InFlight, jax.Array, PipelineWeights]:
-    """Runs the ticks of one step.
-
-    Args:
-      engine: the engine of the step, with the versions, batches and number of the step.
-      in_flight: what was in flight after the previous step.
-      window: the ticks to run.
+    """Runs the ticks of one step of `engine`, which has the versions, batches and number of the step.
 
     Returns:
       What is in flight after the step; the head's values of the step's own batch, [microbatch, …]; and its gradients.
-      `engine.reduce` has reduced the gradients of the layers; the gradients of embedding and head are this device's
-      partial sums.
+      `engine.reduce` has reduced those of the layers; those of embedding and head are this device's partial sums.
     """
     spec, rank = engine.spec, lax.axis_index("pipe")
     engine = dataclasses.replace(engine, slots=in_flight.slots)

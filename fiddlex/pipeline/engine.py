@@ -1,21 +1,18 @@
 """What a device does in one tick of a lowered schedule, inside `shard_map` over all mesh axes.
 
-A tick has three slots: forward, backward and weight. Each slot runs a loop over the layers of a chunk; if the table
-gives this device no work in the slot, the loop has no turns. Sends can overlap with a slot: the previous tick's
-gradients travel during the forward, this tick's activations during the backward. The vocabulary is sharded over
-`pipe` × `tensor`, so all devices embed the microbatch that enters the first stage, score the microbatch that leaves the
-last stage, and backpropagate through the embedding for the microbatch whose gradient leaves the first stage. The
-table's columns for these three actions are the same on all devices, so only these actions may contain collectives over
-`pipe`.
+A tick has three slots: forward, backward and weight. Each is a loop over the layers of a chunk, of no turns if the
+table gives this device no work. Sends can overlap with a slot: the previous tick's gradients travel during the forward,
+this tick's activations during the backward. The vocabulary is sharded over `pipe` × `tensor`, so all devices embed,
+score and backpropagate through the embedding together. The table's columns for these three actions are the same on all
+devices, so only these actions may contain collectives over `pipe`.
 
 A loop of zero or more turns, not a conditional, updates what the carry holds: XLA:GPU copies whole arrays, in every
 tick, when they pass through a conditional.
 
-A stash holds a microbatch's residuals from its forward to the end of its backward (B or W). The table determines the
-size of the stash, so memory does not grow with the number of microbatches. If the table has spills, residuals wait on
-the host in between (`host_stash`). Where several batches are in flight, the weights have several versions and the
-gradients several sums. Versions and sums are stacked; the number of a batch, modulo the size of the stack, is the
-index. No code here depends on the name of a schedule or a model.
+A stash holds a microbatch's residuals from its forward to the end of its backward (B or W), partly on the host if the
+table has spills (`host_stash`). The table determines the size of the stash, so memory does not grow with the number of
+microbatches. Where several batches are in flight, versions of weights and sums of gradients are stacked: a batch's
+index is its number modulo the size of the stack. No code here depends on the name of a schedule or a model.
 """
 
 import dataclasses
@@ -44,71 +41,42 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True)
 class PipelineModel:
-    """The model that the executor runs, as functions of a device's shards of the weights.
+    """The model that the executor runs, as functions of a device's shards of the weights."""
 
-    Attributes:
-      embed: `(outer, microbatch) -> x`, the same on all ranks of `pipe`.
-      layer: `(layer, x, (number, microbatch)) -> x`; the output has the type of the input.
-      head: `(outer, x, microbatch) -> value`; if it is differentiated, the value is a scalar that is the same on all
-        ranks of `pipe`.
-      cached_layer: in decoding, in place of `layer`: `(layer, x, (number, microbatch), earlier) -> (x, new)`.
-        `earlier` are arrays [example, slot, …] of what the layer keeps of earlier tokens, none in a first pass; `new`
-        are arrays [example, new slot, …] of what it adds.
-      recompute: whether to save only the inputs of layers, and to rerun the layers in the backward pass.
-      tile: the tile of device memory; `in_row_major` uses it for the stash, and for complete gradients before and after
-        they are reduced.
-      codec: how the stash holds activations; None: as they are.
-    """
-
-    embed: Callable[[Tree, Tree], jax.Array]
-    layer: Callable[[Tree, jax.Array, Any], jax.Array]
+    embed: Callable[[Tree, Tree], jax.Array]  # (outer, microbatch) -> x, the same on all ranks of `pipe`
+    layer: Callable[[Tree, jax.Array, Any], jax.Array]  # (layer, x, (number, microbatch)) -> y, of the type of x
+    # (outer, x, microbatch) -> value; if it is differentiated, a scalar that is the same on all ranks of `pipe`
     head: Callable[[Tree, jax.Array, Tree], jax.Array]
-    cached_layer: CachedLayer | None = None
-    recompute: bool = False
-    tile: Tile = None
-    codec: Codec | None = None
+    cached_layer: CachedLayer | None = None  # in decoding, in place of `layer`
+    recompute: bool = False  # save only the inputs of layers, and rerun the layers in the backward pass
+    tile: Tile = None  # for the stash and for complete gradients, before and after they are reduced (`in_row_major`)
+    codec: Codec | None = None  # how the stash holds activations; None: as they are
 
     @functools.cached_property
     def stage(self) -> Stage:
-        """The passes through the model's layers; all engines of the model share them, so each pass is traced once."""
+        """The passes through the layers; all engines of the model share them, so that each pass is traced once."""
         return Stage(self.layer, self.cached_layer, recompute=self.recompute, tile=self.tile, codec=self.codec)
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Runs the ticks of one train step.
-
-    Attributes:
-      spec: the spec that the table was made for.
-      placement: the placement of the layers, by which `versions.layers` are stacked.
-      model: the model to run.
-      versions: compute weights, leaves [version, …]; W(k), the weights after k updates, have the index k modulo the
-        number of versions. Where weights come from the host (`periods`), the layers are those of two chunks.
-      batch: leaves are [example, …], with the examples of all batches in flight, one batch after another.
-      scales: the factors that multiply the gradients of each batch, float32 [batch].
-      step: the number of the step's own batch, which equals the number of updates done, int32 scalar.
-      head_versions: the versions of `outer` with which the head runs; None: those of `versions`.
-      slots: the actual slot for each slot number in the table; None: the number itself.
-      cache: what layers keep of tokens, in incremental decoding.
-      reduce: a function that sums complete gradients of layers, [row, …], over devices.
-      fill: the output of idle slots, and the initial value of memory.
-    """
+    """Runs the ticks of one train step."""
 
     spec: PipelineSpec
-    placement: LayerPlacement
+    placement: LayerPlacement  # by which `versions.layers` are stacked
     model: PipelineModel
+    # compute weights [version, …]: those after k updates at k modulo the versions; streamed: layers of two chunks
     versions: PipelineWeights
-    batch: Tree
-    scales: jax.Array
-    step: Integer = 0
-    head_versions: Tree | None = None
-    slots: Renames | None = None
+    batch: Tree  # leaves [example, …]: the examples of all batches in flight, one batch after another
+    scales: jax.Array  # the factors that multiply the gradients of each batch, float32 [batch]
+    step: Integer = 0  # the number of the step's own batch, which equals the number of updates done
+    head_versions: Tree | None = None  # the versions of `outer` with which the head runs; None: those of `versions`
+    slots: Renames | None = None  # the actual slot for each slot number in the table; None: the number itself
     cache: Cache | None = None
-    reduce: Callable[[Tree], Tree] = lambda grads: grads
-    fill: float = 0.0
+    reduce: Callable[[Tree], Tree] = lambda grads: grads  # sums complete gradients of layers, [row, …], over devices
+    fill: float = 0.0  # the output of idle slots, and the initial value of memory
 
     def start(self) -> Carry:
-        """The carry before the first tick."""
         microbatch = self._microbatch(jnp.int32(0))
         # The lines below are traced only for types; nothing uses the values, so XLA removes the computation.
         outer = self._outer(0)
@@ -309,17 +277,14 @@ class Engine:
         return (self.step - age) % size if size > 1 else 0
 
     def _outer(self, age: Integer, *, of_head: bool = False) -> Tree:
-        """Embedding and head, `age` updates old: with which the embedding runs, or the head."""
+        """Embedding and head, `age` updates old: those with which the embedding runs, or the head."""
         place, versions = self._version(age), self.versions.outer
         if of_head and self.head_versions is not None:
             versions = self.head_versions
         return jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, place, keepdims=False), versions)
 
     def _chunk(self, number: Integer, age: Integer, microbatch: Integer) -> Chunk:
-        """Chunk `number` of this device, with weights `age` updates old and the row of the microbatch's gradients.
-
-        A chunk whose number is NONE has no layers.
-        """
+        """Chunk `number` of this device, with weights `age` updates old; without layers if `number` is NONE."""
         rank, placement = lax.axis_index("pipe"), self.placement
         sizes = np.asarray(placement.chunk_sizes())
         return Chunk(
@@ -331,11 +296,9 @@ class Engine:
         )
 
     def _row(self, place: Integer, number: Integer, *, num_chunks: int) -> Integer:
-        """The first row of chunk `number` in stacked arrays, at index `place` of the stack.
-
-        Where weights come from the host, there is no stack: the arrays have the rows of `num_chunks` chunks, in turn.
-        """
+        """The first row of chunk `number` in stacked arrays, at index `place` of the stack."""
         if self.spec.sizes.streamed:
+            # There is no stack: the arrays have the rows of `num_chunks` chunks, in turn.
             return number % num_chunks * self.placement.rows_per_chunk
         return place * self.placement.rows_per_rank + number * self.placement.rows_per_chunk
 
@@ -368,7 +331,6 @@ class Engine:
         return jax.tree.map(lambda leaf: lax.pcast(leaf, "pipe", to="varying"), x)
 
     def _unless_idle(self, chunk: Integer, x: jax.Array) -> jax.Array:
-        """`x`, or the output of an idle slot if the slot has no chunk."""
         return jnp.where(chunk == NONE, self._filled(x), x)
 
     def _filled(self, like: jax.Array) -> jax.Array:
@@ -402,8 +364,8 @@ def _renamed(
 def _if_any(microbatch: Integer, update: Callable[..., tuple[Any, ...]], *kept: Any) -> tuple[Any, ...]:
     """`update(microbatch, *kept)` if there is a microbatch, else `kept`.
 
-    The number of the microbatch holds the work on it in the loop (`in_turn`). A collective stays there if its operand
-    is among `kept` and `update` changes it.
+    The number holds the work on the microbatch in the loop (`in_turn`). A collective stays there if its operand is
+    among `kept` and `update` changes it.
     """
     num_turns = jnp.where(microbatch == NONE, 0, 1)
     return lax.fori_loop(0, num_turns, lambda turn, kept: update(in_turn(microbatch, turn), *kept), kept)

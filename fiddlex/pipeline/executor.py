@@ -1,8 +1,6 @@
-"""Runs a lowered schedule: one scan over the ticks of its table, inside `shard_map` over all mesh axes.
+"""Runs one batch through an empty pipeline: one scan over the ticks of a lowered schedule, inside `shard_map`.
 
-`engine` defines what a device does in a tick. Here one batch passes through an empty pipeline and leaves it
-empty: examples (`execute`), or texts that later batches go on with (`decode`). `continuous` keeps the pipeline running
-from batch to batch.
+`engine` defines what a device does in a tick; `continuous` keeps the pipeline running from batch to batch.
 """
 
 from collections.abc import Callable
@@ -40,19 +38,18 @@ def execute(
     """Passes all microbatches of a batch through the model; to be called inside `shard_map`.
 
     Args:
-      lowered: the schedule. A schedule of forwards alone is not differentiated and gives no gradients.
-      placement: the placement of the layers, by which `weights.layers` are stacked.
+      lowered: the schedule; one of forwards alone gives no gradients.
+      placement: the placement by which `weights.layers` are stacked.
       model: the model to run.
-      weights: compute weights. Weights that are replicated over an axis over which activations are sharded must
+      weights: compute weights. Where activations are sharded over an axis and a weight is replicated, the weight must
         be cast to varying (`as_varying`), since gradients are partial sums.
-      batch: leaves are [example, …]; every microbatch has the same number of consecutive examples. The leaves are
-        sliced in this shape: if they were reshaped to [microbatch, example, …] first, XLA would copy the arguments of
-        the step for its loop.
-      scale: the factor that multiplies the gradients.
-      fill: the value that idle slots compute and that memory holds at first. No result depends on it: tests fill with
-        NaN.
+      batch: leaves [example, …]; every microbatch has the same number of consecutive examples. The leaves are sliced in
+        this shape: if they were reshaped to [microbatch, example, …] first, XLA would copy the arguments of the step
+        for its loop.
+      scale: multiplies the gradients.
+      fill: what idle slots compute and memory holds at first. No result depends on it: tests fill with NaN.
       stream: when weights come from the host and gradients go there, if `weights.layers` are on the host.
-      reduce: a function that sums complete gradients of layers, [row, …], over devices, before they go to the host.
+      reduce: sums complete gradients of layers, [row, …], over devices before they go to the host.
 
     Returns:
       The values of the head, [microbatch, …], and the float32 gradients of `scale` times the sum of these values, not
@@ -78,19 +75,11 @@ def decode(
     *,
     fill: float = 0.0,
 ) -> tuple[jax.Array, Arrays]:
-    """Passes new tokens through a model that keeps what its layers need of earlier tokens; see `execute`.
+    """Passes new tokens, leaves [example, …], through a model with a `cached_layer`; see `execute`.
 
-    Args:
-      lowered: a schedule of the forwards of one microbatch.
-      placement: the placement of the layers.
-      model: the model, with a `cached_layer`.
-      weights: compute weights.
-      batch: the new tokens, leaves [example, …].
-      cache: what the layers keep of earlier tokens, and arrays for what they keep of the new ones.
-      fill: the value that idle slots compute.
-
-    Returns:
-      The values of the head, [1, …], and what the layers keep of the new tokens, like `cache.new`.
+    `lowered` has the forwards of one microbatch. `cache` has what the layers keep of earlier tokens, and arrays for
+    what they keep of the new ones. Returns the values of the head, [1, …], and what the layers keep of the new tokens,
+    like `cache.new`.
     """
     carry = _run(lowered, placement, model, weights, batch, scales=jnp.ones(1), cache=cache, fill=fill)
     return carry.values, carry.cache

@@ -2,11 +2,9 @@
 
 In every tick, a spill copies a slot of the stash to a slot of the host, and a fetch copies another slot back. A tick
 with nothing to copy copies all the same, to or from the last slot of the host, the trash: XLA copies whole arrays, here
-on the host, when they pass through a conditional or a loop of zero or more turns. The spill is beside the forward slot:
-it begins before and ends after it (`together`). The fetch is beside the backward and the weight slot. As the fetch
-reads what the spill has written, XLA never holds two versions of an array of the host.
-
-docs/memory.md reports what XLA makes of this.
+on the host, when they pass through a conditional or a loop of zero or more turns. The spill is beside the forward slot
+(`together`), the fetch beside the backward and the weight slot. As the fetch reads what the spill has written, XLA
+never holds two versions of an array of the host. docs/memory.md reports what XLA makes of this.
 """
 
 from typing import Any
@@ -45,11 +43,9 @@ def spilled(host: Arrays, stash: Arrays, *, source: Integer, target: Integer) ->
 
 @jax.named_scope("fetch")
 def fetched_slot(host: Arrays, source: Integer, *, after: jax.Array) -> Arrays:
-    """Slot `source` of `host` on the device, [1, …], once `after` is computed; that of the trash, if `source` is NONE.
-
-    XLA:GPU schedules a program without its optimization barriers, so that only data can make a copy wait: the slot's
-    number depends on `after` as far as XLA can tell. Arrays that vary over fewer mesh axes are few numbers.
-    """
+    """Slot `source` of `host` on the device, [1, …], once `after` is computed; the trash's if `source` is NONE."""
+    # XLA:GPU schedules a program without its optimization barriers, so that only data can make a copy wait: the slot's
+    # number depends on `after` as far as XLA can tell. Arrays that vary over fewer mesh axes are few numbers.
     late = source + jnp.minimum(jnp.isnan(after[(0,) * after.ndim]).astype(jnp.int32), 0)
 
     def copied(array: jax.Array) -> jax.Array:
@@ -71,11 +67,9 @@ def with_fetched(stash: Arrays, values: Arrays, target: Integer) -> Arrays:
 
 
 def together(tree: Tree) -> Tree:
-    """`tree`, no array of which anything uses before all are computed.
-
-    The arrays of an optimization barrier vary over the same mesh axes, so that each set of axes has its own barrier.
-    """
+    """`tree`, no array of which anything uses before all are computed."""
     leaves, structure = jax.tree.flatten(tree)
+    # The arrays of an optimization barrier vary over the same mesh axes, so that each set of axes has its own barrier.
     for axes in {_axes(leaf) for leaf in leaves}:
         numbers = [number for number, leaf in enumerate(leaves) if _axes(leaf) == axes]
         for number, leaf in zip(numbers, lax.optimization_barrier([leaves[n] for n in numbers]), strict=True):
@@ -92,5 +86,4 @@ def _or_trash(array: jax.Array, slot: Integer) -> jax.Array:
 
 
 def _axes(x: jax.Array) -> frozenset[str]:
-    """The mesh axes over which an array varies."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)

@@ -1,15 +1,13 @@
 """Separates a layer's backward pass from its forward, and finds the least that has to be saved in between.
 
-`jax.vjp` returns a pytree whose leaves are the residuals. The variables of the jaxpr show that some residuals are
-arguments of the function, mostly weights. The backward pass takes these arguments again, and only the other residuals
-are stashed. A `Codec` stashes activations in fewer bits.
+The leaves of the pytree that `jax.vjp` returns are the residuals. The jaxpr shows which of them are arguments of the
+function, mostly weights: the backward pass takes these again, and only the others are stashed.
 
-A backward pass can also run in two parts: the gradient of the input first (I), and the gradients of the weights later
-(W). The first part consists of the equations on which the gradient of the input depends, the second part of the other
-equations. The values that pass from the first part to the second have to be saved for W (Qi et al., "Zero Bubble
-Pipeline Parallelism", ICLR 2024, section 2). The gradients of some weights, such as biases and norms, take no matrix
-product; the first part computes these gradients too. Only a matrix product is worth deferring, and a deferred sum would
-keep large operands in memory.
+A backward pass can also run in two parts: the gradient of the input first (I), the gradients of the weights later (W).
+The first part has the equations on which the gradient of the input depends; values that the second part needs of it are
+saved for W (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2). The first part also computes
+gradients that take no matrix product, such as those of biases and norms: only a product is worth deferring, and a
+deferred sum would keep large operands in memory.
 
 Only this module reads jaxprs; it does so in the way that jax's documentation of custom interpreters describes.
 """
@@ -34,12 +32,12 @@ class SplitVjp:
     """The vjp of `function(given, x, again)` as separate functions, which pass residuals through a stash.
 
     The backward pass also takes `given`, the weights, and `again`, which is not differentiated. Arguments of the same
-    types are traced only once, however many passes use the trace.
+    types are traced only once.
 
     Args:
-      function: returns one array, of the type of `x`; the function must not close over traced values.
+      function: returns one array, of the type of `x`; must not close over traced values.
       recompute: whether to stash only `x`, and to run the function again in the backward pass.
-      codec: how the stash holds activations (`fiddlex.config.values.stash`); None: as they are.
+      codec: how the stash holds activations; None: as they are.
     """
 
     def __init__(
@@ -89,10 +87,9 @@ class SplitVjp:
         return InputGradient(_read(values, dx), dgiven, [values[name] for name in parts.crossing])
 
     def backward_weights(self, given: Tree, again: Tree, stashed: Arrays, left: Arrays, dy: jax.Array) -> Arrays:
-        """The second part of the backward pass (W): leaves of the gradient of `given`.
+        """The second part of the backward pass (W): leaves of the gradient of `given`, None if the first part gave it.
 
-        A leaf is None where the first part gave the gradient. `left` is what the first part saved: nothing decoded,
-        since both parts decode what they read of the stash. Only the type of `dy` matters.
+        `left` is from the first part; both parts decode what they read of the stash. Only the type of `dy` matters.
         """
         stashed = self._decoded(given, again, stashed, dy)
         parts = self._parts(given, again, stashed, dy)
@@ -145,32 +142,20 @@ class SplitVjp:
 
 
 class _Residuals(NamedTuple):
-    """The trace of a function's value and residuals.
+    """The trace of a function's value and residuals."""
 
-    Attributes:
-      closed: the jaxpr that computes both the value and the residuals from the function's arguments.
-      structure: the tree structure of the vjp function, whose leaves are the residuals.
-      names: the name of each residual, or the literal that the residual is.
-      stashed: the names of the residuals that have to be stashed; the others are arguments, or depend only on
-        constants.
-      encoded: for each of `stashed`, whether it is an activation, which a codec encodes.
-      arguments: the names of `given` and `again`.
-      constants: the constants of the trace, by name.
-      free: the equations that compute residuals from constants alone.
-    """
-
-    closed: core.ClosedJaxpr
-    structure: Any
-    names: list[Any]
-    stashed: list[int]
-    encoded: list[bool]
-    arguments: list[int]
-    constants: "_Values"
-    free: list["_Equation"]
+    closed: core.ClosedJaxpr  # computes the value and the residuals from the function's arguments
+    structure: Any  # of the vjp function, whose leaves are the residuals
+    names: list[Any]  # the name of each residual, or the literal that it is
+    stashed: list[int]  # names of the residuals that are no arguments and depend on more than constants
+    encoded: list[bool]  # for each of `stashed`: whether it is an activation, which a codec encodes
+    arguments: list[int]  # names of `given` and `again`
+    constants: "_Values"  # of the trace, by name
+    free: list["_Equation"]  # these compute residuals from constants alone
 
 
 def _traced_once(trace: Callable[..., Result]) -> Callable[..., Result]:
-    """Caches the results of `trace`, so that arguments of the same types are traced only once."""
+    """Caches the results of `trace` by the types of its arguments."""
     made: dict[Any, Result] = {}
 
     def traced(*args: Tree) -> Result:
@@ -184,17 +169,11 @@ def _traced_once(trace: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class InputGradient(NamedTuple):
-    """The result of the first part of a backward pass.
-
-    Attributes:
-      dx: the gradient of the input.
-      dgiven: leaves of the gradient of the weights, None where the second part computes the gradient.
-      left: the values that the second part needs.
-    """
+    """The result of the first part of a backward pass."""
 
     dx: jax.Array
-    dgiven: Arrays
-    left: Arrays
+    dgiven: Arrays  # leaves of the gradient of the weights; None where the second part computes it
+    left: Arrays  # the values that the second part needs
 
 
 _Values = dict[int, Any]
@@ -264,11 +243,9 @@ _MOVES = ("pvary", "all_gather")  # primitives that only mark a layer's input, o
 
 
 def _unencoded(graph: _Graph, x: int) -> set[int]:
-    """The names of all values that a codec leaves as they are (`fiddlex.config.values.stash`), whatever their types.
-
-    These are `x` itself, also gathered, all that does not depend on `x`, and statistics.
-    """
+    """The names of all values that a codec leaves as they are (`fiddlex.config.values.stash`), whatever their types."""
     others = {*graph.arguments, *graph.constants} - {x}
+    # These are `x` itself, also gathered, all that does not depend on `x`, and statistics.
     kept = {x, *others, *graph.made_by(graph.following(others))}
     inputs = {x}
     for equation in graph.equations:
@@ -289,7 +266,6 @@ class _Parts(NamedTuple):
     constants: _Values
 
     def values(self, args: Tree) -> _Values:
-        """The values that are known before either part runs."""
         return self.constants | dict(zip(self.arguments, jax.tree.leaves(args), strict=True))
 
 

@@ -9,7 +9,6 @@ from fiddlex.pipeline.stage import Integer, Tree
 
 @jax.named_scope("inbox")
 def put(inbox: jax.Array, slots: jax.Array, values: list[jax.Array]) -> jax.Array:
-    """An inbox with each of `values` put into its slot."""
     for number, value in enumerate(values):
         inbox = lax.dynamic_update_index_in_dim(inbox, value, slots[number], 0)
     return inbox

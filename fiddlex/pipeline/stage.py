@@ -1,9 +1,8 @@
 """Runs the layers of one stage forward and backward, with the residuals in slots of a stash.
 
-Layers run in a loop over the rows that a chunk has in the stacked weights. Each pass updates its arrays in place: the
-forward writes each layer's residuals directly into the stash, and the backward adds each layer's gradient directly to
-the accumulator, so that no pass copies a stage's weights, residuals or gradients. Invariant: a stage with n layers
-touches n rows, however many the other stages have, so each stage costs what its own layers cost.
+Each pass updates its arrays in place: the forward writes each layer's residuals directly into the stash, the backward
+adds each layer's gradient directly to the accumulator. Invariant: a stage with n layers touches n rows of the stacked
+weights, however many the other stages have, so each stage costs what its own layers cost.
 """
 
 import itertools
@@ -21,26 +20,20 @@ from fiddlex.pipeline.residuals import Arrays, SplitVjp
 
 Tree = Any
 Integer = jax.Array | int  # an int32 scalar
-Tile = tuple[int, int] | None
+Tile = tuple[int, int] | None  # multiples to which devices pad an array's last two dimensions in memory; None: any
+# (layer, x, (number, microbatch), earlier) -> (x, new). `earlier`: what the layer keeps of earlier tokens, [example,
+# slot, …], no arrays in a first pass; `new`: what it adds, [example, new slot, …].
 CachedLayer = Callable[[Tree, jax.Array, Any, Arrays], tuple[jax.Array, Arrays]]
 
 
 class Chunk(NamedTuple):
-    """The rows of the stacked weights and gradients that belong to a stage on this device.
+    """The rows of the stacked weights and gradients that belong to a stage on this device."""
 
-    Attributes:
-      weights: stacked weights of all chunks and versions, [row, ...].
-      row: the first row of the stage's weights, int32 scalar.
-      grad_row: the first row of the stage's gradients.
-      layer: the number of the stage's first layer in the model.
-      num_layers: how many layers the stage has; an int where all chunks have the same number.
-    """
-
-    weights: Tree
-    row: Integer
-    grad_row: Integer
-    layer: Integer
-    num_layers: Integer
+    weights: Tree  # of all chunks and versions, [row, ...]
+    row: Integer  # the first row of the stage's weights
+    grad_row: Integer  # the first row of the stage's gradients
+    layer: Integer  # the number of the stage's first layer in the model
+    num_layers: Integer  # an int where all chunks have the same number
 
 
 class Slot(NamedTuple):
@@ -62,26 +55,14 @@ class Cache(NamedTuple):
     """What layers keep of tokens in incremental decoding, with the rows of the stacked weights.
 
     A loop that read and wrote the same array would copy it for every layer, so a pass only reads `earlier`.
-
-    Attributes:
-      earlier: of earlier tokens, [row, example, slot, …]; none where the pass is the first one.
-      new: of the tokens of this pass, [row, example, new slot, …]; the pass replaces all values.
     """
 
-    earlier: Arrays
-    new: Arrays
+    earlier: Arrays  # of earlier tokens, [row, example, slot, …]; none where the pass is the first one
+    new: Arrays  # of this pass's tokens, [row, example, new slot, …]; the pass replaces all values
 
 
 class Stage:
-    """The passes through a stage.
-
-    Args:
-      layer: `(weights of a layer, x, (number of the layer, microbatch)) -> y`, where `y` has the type of `x`.
-      cached_layer: `PipelineModel.cached_layer`.
-      recompute: whether to stash only the input of each layer, and to rerun the layer in the backward pass.
-      tile: the tile of the devices' memory, by which stashed arrays are kept `in_row_major`.
-      codec: how the stash holds activations (`SplitVjp`).
-    """
+    """The passes through a stage; the arguments are fields of `PipelineModel`."""
 
     def __init__(
         self,
@@ -193,10 +174,7 @@ def in_turn(number: Integer, turn: Integer) -> Integer:
 def in_row_major(tree: Tree, tile: Tile) -> Tree:
     """Constrains arrays to row-major order in memory, whatever order suits the code that writes or reads them.
 
-    Args:
-      tree: the arrays.
-      tile: multiples to which the device pads the last two dimensions of an array in memory; an array that would be
-        padded may have any order in memory, and so may random keys. None: every array may.
+    Random keys and arrays that the tile would pad may have any order.
     """
 
     def ordered(x: jax.Array) -> jax.Array:
@@ -210,9 +188,7 @@ def in_row_major(tree: Tree, tile: Tile) -> Tree:
 def in_least_padded_order(x: jax.Array, tile: Tile) -> jax.Array:
     """Constrains an array to an order in memory that needs the least padding; row-major if no order needs less.
 
-    Args:
-      x: the array, inside `shard_map`.
-      tile: multiples to which the device pads the last two dimensions in memory; None: the array may have any order.
+    `x` is inside `shard_map`. Without a tile it may have any order.
     """
     if tile is None or x.ndim < 2:
         return x

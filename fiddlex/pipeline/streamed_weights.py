@@ -1,8 +1,7 @@
 """Runs a lowered schedule while weights of layers come from the host and their gradients go there, inside `shard_map`.
 
-`fiddlex.schedules.weight_stream` says which rows travel in which period of ticks. Rows of weights leave the host at the
-start of a period and are in the device's buffer at its end. Rows of gradients leave the device at the start of a period
-and are on the host at its end. Every period copies rows both ways, needed or not, since XLA copies whole arrays of the
+`fiddlex.schedules.weight_stream` says which rows travel in which period of ticks: they leave one memory at its start
+and are in the other at its end. Every period copies rows both ways, needed or not, since XLA copies whole arrays of the
 host that pass through a conditional. The loop over periods only reads the weights of the host and only writes the
 gradients: XLA:GPU copies an array of the host that a loop both reads and writes.
 
@@ -33,31 +32,24 @@ Tree = Any
 
 
 class _Streamed(NamedTuple):
-    """What passes from period to period.
-
-    Attributes:
-      carry: the state of the device that passes from tick to tick.
-      weights: the weights of two chunks, [row of two chunks, …].
-      gradients: the reduced gradients of all layers, [row, …]; empty without backward passes.
-    """
+    """What passes from period to period."""
 
     carry: Carry
-    weights: Tree
-    gradients: Tree
+    weights: Tree  # of two chunks, [row of two chunks, …]
+    gradients: Tree  # reduced, of all layers, [row, …]; empty without backward passes
 
 
 def run_periods(engine: Engine, host: Tree, stream: WeightStream, table: np.ndarray) -> tuple[Carry, Tree]:
     """Runs a table from an empty pipeline to its end.
 
     Args:
-      engine: the engine of the step; the layers' weights in its `versions` are ignored.
+      engine: the layers' weights in its `versions` are ignored.
       host: the weights of all layers, [row, …]; matrices are on the host.
       stream: when they come, and when gradients go.
       table: int32 [tick, rank, column], with whole periods (`Lowered.with_idle`).
 
     Returns:
-      The state of the device after the last tick, and the reduced gradients of all layers, [row, …], in the same
-      memories.
+      The state after the last tick, and the reduced gradients of all layers, [row, …], in the same memories.
     """
     rows_per_chunk, rank = engine.placement.rows_per_chunk, lax.axis_index("pipe")
     chunk = _rows(host, 0, rows_per_chunk)

@@ -1,11 +1,10 @@
 """Plans with `pipeline.schedule=auto`: the best plans of a search, with a schedule that is found for each.
 
-The space of the planner has the schedules with names, whose times it knows at once. A schedule is found in seconds, so
-only a few plans can have one: those that the names put first. Each is a plan with a flush; its mesh, microbatches and
-recomputation stay, and two chunks are tried beside its own number of chunks. A run of the plan's config searches again,
-for the costs and the memory of the topology (`fiddlex.planner.settle`); so does this search, whatever less memory the
-plans may take. Invariant: a plan with `auto` is what a run of its config finds, fits the devices, and is better than
-the plan that it comes from.
+A schedule is found in seconds, while the times of schedules with names are known at once, so only the best plans with a
+flush get one. The mesh, microbatches and recomputation of such a plan stay, and two chunks are tried beside its own
+number of chunks. A run of the plan's config searches again, for the costs and the memory of the topology
+(`fiddlex.planner.settle`); so does this search, whatever less memory the plans may take. Invariant: a plan with `auto`
+is what a run of its config finds, fits the devices, and is better than the plan that it comes from.
 """
 
 import bisect
@@ -36,16 +35,7 @@ CHUNKS = 2  # number of chunks that is tried besides the number of the plan
 def with_auto(problem: Problem, found: Found, number: int) -> Found:
     """Adds plans with `pipeline.schedule=auto` to the result of a search, each where its score puts it.
 
-    The log tells for which plans schedules are searched, and which of the schedules are no better than those with
-    names.
-
-    Args:
-      problem: the problem that the search solved.
-      found: the result of the search.
-      number: for how many of the best plans with a flush and more than one pipe rank schedules are searched.
-
-    Returns:
-      The result with the plans that were added, sorted.
+    Schedules are searched for the `number` best plans with a flush and more than one pipe rank.
     """
     plans = list(found.plans)
     asked = _asked(problem, number) if number and plans else []

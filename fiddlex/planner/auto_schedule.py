@@ -1,10 +1,10 @@
 """Finds the schedule of a config with `pipeline.schedule=auto`, for its costs and the memory of its devices.
 
-The search (`fiddlex.synthesis`) takes a cap in microbatches. A device holds as many bytes as the memory model predicts,
-so the cap is lowered until the predicted memory fits. Where the memory of the devices is not known, as on CPU devices,
-the cap is 2p − 1, what `1f1b` holds on the ticks, so that the table is no slower than it by its costs. The table that
-was found goes into a file, which the settled config names as it would name a table of the user's. Invariant: the same
-config, costs and limit give the same table in every process.
+The search (`fiddlex.synthesis`) takes a cap in microbatches, which is lowered until the memory that the memory model
+predicts fits. Where the memory of the devices is not known, as on CPU devices, the cap is 2p − 1, what `1f1b` holds on
+the ticks, so that the table is no slower than it by its costs. The table goes into a file, which the settled config
+names as it would name a table of the user's. Invariant: the same config, costs and limit give the same table in every
+process.
 """
 
 import contextlib
@@ -40,42 +40,24 @@ _MOST_CAPS = 8  # caps that are tried, the least of all as the last
 
 
 class Memory(NamedTuple):
-    """The memory of a device.
+    """The memory of a device."""
 
-    Attributes:
-      limit: bytes that a program may take.
-      backend: how the compiler stores arrays.
-    """
-
-    limit: int
-    backend: Backend
+    limit: int  # bytes that a program may take
+    backend: Backend  # how the compiler stores arrays
 
 
 class Settled(NamedTuple):
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-      config: the config with the table that was found in place of the word.
-      found: what the search found.
-      bubble_fraction: the bubble in lockstep, as a share of the work (`Timeline.bubble_fraction`).
-      cap: the most microbatches of the whole rank that the search allowed.
-      fits: whether the predicted memory fits the devices; None if their memory is not known.
-    """
-
-    config: Config
+    config: Config  # with the table that was found in place of the word
     found: Found
-    bubble_fraction: float
-    cap: float
-    fits: bool | None
+    bubble_fraction: float  # in lockstep, as a share of the work (`Timeline.bubble_fraction`)
+    cap: float  # the most microbatches of the whole rank that the search allowed
+    fits: bool | None  # whether the predicted memory fits the devices; None: their memory is not known
 
 
 def find_schedule(config: Config, times: MicrobatchTimes, memory: Memory | None) -> Settled:
-    """Finds the schedule of a config that leaves it to its costs.
-
-    Args:
-      config: a valid config with `pipeline.schedule=auto`, and no word in `pipeline.layers_per_stage`.
-      times: the times of a microbatch on the config's mesh.
-      memory: the memory of a device; None: not known.
+    """The schedule of a config with `pipeline.schedule=auto` and no word in `pipeline.layers_per_stage`.
 
     Raises:
       ConfigError: when the config has fields with which no schedule is searched, or fewer layers than stages.
@@ -100,7 +82,6 @@ def find_schedule(config: Config, times: MicrobatchTimes, memory: Memory | None)
 
 
 def _check(config: Config) -> None:
-    """Raises ConfigError when no schedule can be searched for a config."""
     pipeline, name = config.pipeline, f"pipeline.schedule={AUTO}"
     try:
         check_size(config.mesh.pipe * pipeline.num_chunks, pipeline.num_microbatches)
@@ -141,14 +122,13 @@ def _bubble(config: Config, times: MicrobatchTimes, found: Found) -> float:
 
 
 def _applied(config: Config, found: Found) -> Config:
-    """The config with the table that was found."""
     path = _written(to_csv(found.schedule))
     order = "ahead" if fills_pairs(found.schedule) else "auto"  # of a file, which is strict
     return replaced(config, {"pipeline.schedule": f"file:{path}", "pipeline.order": order})
 
 
 def _written(table: str) -> Path:
-    """The file of a table, named by a checksum of it."""
+    """Writes a table to a file that is named by a checksum of it."""
     name = f"{AUTO}-{hashlib.sha256(table.encode()).hexdigest()[:16]}.csv"
     folders = [Path(tempfile.gettempdir()) / f"fiddlex-{os.getuid()}"]
     with contextlib.suppress(FileNotFoundError):  # the user has no home

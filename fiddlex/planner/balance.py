@@ -1,18 +1,17 @@
 """Finds the cut of a model's layers into stages with which a pipeline runs fastest.
 
-PipeDream (`fiddlex.tools.partition`) minimizes the time of the slowest stage, embedding and head among its layers,
-over all numbers of stages and replicas. In this executor the schedule gives the stages and their ranks, all stages have
-as many replicas, all ranks share the work of embedding and head, and all layers of a model take the same time. So the
+PipeDream (`fiddlex.tools.partition`) minimizes the time of the slowest stage, embedding and head among its layers, over
+all numbers of stages and replicas. In this executor the schedule gives the stages and their ranks, all stages have as
+many replicas, all ranks share the work of embedding and head, and all layers of a model take the same time. So the
 slowest stage is fastest in every cut whose largest stage has ⌈layers / stages⌉ layers, and most models have many such
-cuts. The lockstep clock (`fiddlex.simulate.lockstep`) distinguishes them: the time of a tick is that of its longest
-action, and a cut is faster if long actions share ticks. If stages of different ranks run F and W in the same tick, say,
-it matters which of these stages has a layer more. Ranks may also have different numbers of stages; then the even cut
-need not be one of the fastest.
+cuts. The lockstep clock (`fiddlex.simulate.lockstep`) distinguishes them: a tick lasts as long as its longest action,
+and a cut is faster if long actions share ticks. Where ranks have different numbers of stages, the even cut need not be
+one of the fastest.
 
 The search is best first: from the fastest cut so far to all cuts that have one layer in another stage. It ends when it
-has tried all cuts or `MOST_TRIED` of them. Cuts whose times differ by less than `ALIKE` count as equally fast.
-Invariant: of the cuts that the search tried none is faster than its result, and none that is as fast has a smaller
-largest stage, whose layers determine the memory of all chunks (`LayerPlacement.rows_per_chunk`).
+has tried all cuts or `MOST_TRIED` of them. Invariant: of the cuts that the search tried none is faster than its result,
+and none that is as fast has a smaller largest stage, whose layers determine the memory of all chunks
+(`LayerPlacement.rows_per_chunk`).
 """
 
 import heapq
@@ -27,40 +26,24 @@ from fiddlex.planner.times import MicrobatchTimes
 from fiddlex.schedules.placement import LayerPlacement
 
 MOST_TRIED = 400
+# Cuts whose times differ by less count as equally fast.
 ALIKE = 1e-2  # share of a batch's time, less than predictions are exact to
 
 LayersPerStage = tuple[int, ...]
 
 
 class Balanced(NamedTuple):
-    """The result of a search.
-
-    Attributes:
-      cut: the number of layers of each stage.
-      seconds: seconds of a batch in the pipeline.
-      even_cut: the even cut, whose larger stages are the first.
-      even_seconds: seconds of a batch with the even cut.
-      num_tried: number of cuts that the search tried.
-    """
+    """The result of a search."""
 
     cut: LayersPerStage
-    seconds: float
-    even_cut: LayersPerStage
+    seconds: float  # of a batch in the pipeline
+    even_cut: LayersPerStage  # whose larger stages are the first
     even_seconds: float
-    num_tried: int
+    num_tried: int  # number of cuts that the search tried
 
 
 def balance(config: Config, times: MicrobatchTimes, *, most_tried: int = MOST_TRIED) -> Balanced:
-    """The fastest cut for a config's pipeline that the search finds; the even cut where that is as fast.
-
-    Args:
-      config: a valid config; the function ignores its `pipeline.layers_per_stage`.
-      times: the times of a microbatch on the config's mesh.
-      most_tried: largest number of cuts to try.
-
-    Raises:
-      ConfigError: when `pipeline_of` raises it, for instance since the model has fewer layers than stages.
-    """
+    """The fastest cut that the search finds; the even cut where that is as fast. Ignores the config's own cut."""
     pipeline = pipeline_of(replaced(config, {"pipeline.layers_per_stage": ""}))
     ranks, even = pipeline.placement.stage_ranks, pipeline.placement.layers_per_stage
 
@@ -87,14 +70,7 @@ def _starts(even: LayersPerStage) -> list[LayersPerStage]:
 def _tried(
     seconds: Callable[[LayersPerStage], float], starts: Sequence[LayersPerStage], *, most_layers: int, most_tried: int
 ) -> dict[LayersPerStage, float]:
-    """The cuts that the search tries, in order, and the time of each.
-
-    Args:
-      seconds: the time of a cut.
-      starts: cuts to begin with; the first one is tried whatever the limits are.
-      most_layers: the most layers that a stage may have.
-      most_tried: the most cuts to try.
-    """
+    """The cuts that the search tries, in order, and the time of each; the first of `starts` whatever the limits are."""
     tried: dict[LayersPerStage, float] = {}
     queue: list[tuple[float, int, int, LayersPerStage]] = []
 

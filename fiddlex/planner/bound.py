@@ -13,32 +13,19 @@ from fiddlex.simulate.clock import Costs
 
 
 class Cut(NamedTuple):
-    """The placement of layers on stages, with the counts that the search needs.
-
-    Attributes:
-      placement: the placement of the layers.
-      rows: number of rows of a stacked weight on each rank.
-      busiest: number of layers of each stage of the rank that has most.
-      most: number of layers on the rank that has most.
-      fewest: number of layers of the stage that has fewest.
-      last: number of layers on the rank that a microbatch reaches last.
-      before: number of layers in the stages before the first one of that rank.
-    """
+    """The placement of layers on stages, with the counts that the search needs."""
 
     placement: LayerPlacement
-    rows: int
-    busiest: tuple[int, ...]
-    most: int
-    fewest: int
-    last: int
-    before: int
+    rows: int  # of a stacked weight on each rank
+    busiest: tuple[int, ...]  # layers of each stage of the rank that has most
+    most: int  # layers on the rank that has most
+    fewest: int  # layers of the stage that has fewest
+    last: int  # layers on the rank that a microbatch reaches last
+    before: int  # layers in the stages before the first one of that rank
 
     @classmethod
     def of(cls, schedule: str, pipe: int, chunks: int, num_layers: int, num_microbatches: int | None = None) -> "Cut":
-        """The cut for a schedule with `pipe` ranks and up to `chunks` stages on each.
-
-        The number of microbatches is needed only for schedules without traits.
-        """
+        """The cut for up to `chunks` stages on each rank; only schedules without traits need the microbatches."""
         placement = place_layers(stage_ranks(Shape(schedule, pipe, chunks, num_microbatches or pipe)), num_layers)
         layers = placement.layers_per_stage
         work = [tuple(layers[stage] for stage in stages) for stages in placement.chunks]
@@ -52,10 +39,9 @@ def least_seconds(shape: Shape, cut: Cut) -> Callable[[MicrobatchTimes], float]:
     """A lower bound on the seconds of a batch, for any order of its work, as a function of a microbatch's times.
 
     The rank with most layers processes all microbatches, and all ranks take part in the embedding and head of each. In
-    a pipeline that is flushed, the rank that a microbatch reaches last is also idle until then, and from the end of
-    its last backward pass until the first rank has run that microbatch's backward pass. Where the schedule splits
-    backward passes, W fills this second gap. In ticks in which the rank with most layers runs nothing, another one runs
-    an action.
+    ticks in which this rank runs nothing, another one runs an action. In a pipeline that is flushed, the rank that a
+    microbatch reaches last is also idle until then, and from the end of its last backward pass until the first rank has
+    run that microbatch's backward pass. Where the schedule splits backward passes, W fills this second gap.
     """
     m, traits, flushes = shape.num_microbatches, shape.traits, shape.semantics == "sync"
     idle_ticks = traits.idle_ticks(shape.pipe, shape.chunks, m) if flushes else 0

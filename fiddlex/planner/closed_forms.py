@@ -2,10 +2,10 @@
 
 The simulator's lockstep clock gives the time. A schedule with traits repeats from some number of microbatches on
 (`fiddlex.schedules.traits`): every further period of microbatches adds the same time. So the planner simulates a long
-pipeline at two short lengths and extrapolates, which is exact, and computes its buffers in closed form. Where weights
-come from the host, a period of ticks lasts as long as the longer of its ticks and its copies. So the planner takes all
-ticks of a long pipeline, most of which are like some tick of a short one. Tests compare all of this with the whole
-lowering. `fiddlex.planner.predict` simulates pipelines of other schedules whole.
+pipeline at two short lengths and extrapolates, which is exact. Where weights come from the host, a period of ticks
+lasts as long as the longer of its ticks and its copies, so the planner takes all ticks of a long pipeline, most of
+which are like some tick of a short one. Tests compare all of this with the whole lowering. `fiddlex.planner.predict`
+simulates pipelines of other schedules whole.
 """
 
 import functools
@@ -31,29 +31,19 @@ from fiddlex.simulate.streaming import Copies
 
 
 class Shape(NamedTuple):
-    """The shape of a pipeline, independent of the model that runs in it.
+    """The shape of a pipeline, independent of the model that runs in it."""
 
-    Attributes:
-      schedule: what names the schedule (`fiddlex.schedules.generators.make_schedule`).
-      pipe: number of pipe ranks.
-      chunks: number of stages on each rank.
-      num_microbatches: number of microbatches in a replica's batch.
-      semantics: name of the weight semantics.
-      spills: whether what forwards save may wait on the host (`lowering.lower`).
-      streamed: number of rows of a chunk whose weights come from the host (`weight_stream`); 0: they are on the device.
-    """
-
-    schedule: str
-    pipe: int
-    chunks: int
-    num_microbatches: int
+    schedule: str  # as `fiddlex.schedules.generators.make_schedule` names it
+    pipe: int  # number of pipe ranks
+    chunks: int  # number of stages on each rank
+    num_microbatches: int  # of a replica's batch
     semantics: str = "sync"
-    spills: bool = False
-    streamed: int = 0
+    spills: bool = False  # whether what forwards save may wait on the host (`lowering.lower`)
+    streamed: int = 0  # rows of a chunk whose weights come from the host (`weight_stream`); 0: they are on the device
 
     @property
     def traits(self) -> Traits:
-        """The traits of the schedule; `NO_TRAITS` where its generator has none."""
+        """`NO_TRAITS` where the schedule's generator has none."""
         return traits_of(generator_of(self.schedule)) or NO_TRAITS
 
     @property
@@ -76,12 +66,7 @@ def shares_ticks(shape: Shape) -> bool:
 
 
 def batch_seconds(shape: Shape, costs: Costs) -> float:
-    """Seconds of a batch in the lockstep clock; for a pipeline that is not flushed, the average once it is full.
-
-    Args:
-      shape: the shape of the pipeline.
-      costs: costs of the pipeline's stages, in seconds.
-    """
+    """Seconds of a batch in the lockstep clock; for a pipeline that is not flushed, the average once it is full."""
     if shape.spills and not sizes(shape).slots.host_stash:  # nothing is worth spilling
         shape = shape._replace(spills=False)
     if shape.streamed:
@@ -106,7 +91,7 @@ def sizes(shape: Shape) -> Sizes:
 
 
 def copies_of(shape: Shape) -> Copies:
-    """The copies of weights from the host and of gradients to it, in a pipeline with such copies."""
+    """The copies of weights from the host and of gradients to it; `shape.streamed` must be above 0."""
     rows, period = transfer_of(shape.streamed, max(shape.num_microbatches, shape.pipe))
     return Copies(rows, period, shape.streamed)
 
@@ -135,10 +120,6 @@ def free_running_seconds(shape: Shape, costs: Costs) -> float:
 
     The extrapolation is exact where all stages take the same time and hops are far shorter than stages. Other pipelines
     may start to repeat only at greater lengths, so that the result can be wrong by some percent.
-
-    Args:
-      shape: the shape of the pipeline.
-      costs: costs of the pipeline's stages, in seconds.
     """
     step, m = shape.pipe, shape.num_microbatches
     long = 3 * step + m % step
@@ -185,9 +166,9 @@ def _ticks(shape: Shape, generator: Generator) -> TickWork:
 def _streamed_ticks(shape: Shape, generator: Generator) -> tuple[TickWork, np.ndarray]:
     """The ticks of a chunk-major pipeline, with an idle one at the end, and the ticks that a longer one repeats.
 
-    Each further microbatch adds a tick like each of these, in which all ranks run the same chunk. It is the tick in
-    which the rank that takes up the chunk first runs microbatch p, of p ranks: the tick before is like it, so that the
-    same messages arrive.
+    Each further microbatch adds a tick like each of the latter, in which all ranks run the same chunk and the rank that
+    takes up the chunk first runs microbatch p, of p ranks. The tick before is like it, so that the same messages
+    arrive.
     """
     schedule = _made(shape, generator)
     columns = Columns.of(schedule, place(schedule))
@@ -203,7 +184,6 @@ def _streamed_ticks(shape: Shape, generator: Generator) -> tuple[TickWork, np.nd
 
 
 def _schedule(shape: Shape, num_microbatches: int | None = None) -> Schedule:
-    """The shape's schedule, with another number of microbatches if one is given."""
     number = num_microbatches or shape.num_microbatches
     return _made(shape._replace(num_microbatches=number), generator_of(shape.schedule))
 

@@ -8,13 +8,10 @@ is a reduce-scatter backwards.
 
 A reduce-scatter of a group that spans several links (`Topology.rings`) runs from the innermost ring outwards, as in Cho
 et al., BlueConnect (MLSys 2019). A ring of n devices reduces the buffer to an n-th on each device; then n of the next
-rings run in parallel, and each moves only that n-th. With V bytes, and n_k devices at W_k bytes/s and L_k seconds a
-step on ring k:
+rings run in parallel, and each moves only that n-th. With V bytes of the whole buffer, and n_k devices at W_k bytes/s
+and L_k seconds a step on ring k:
 
     T = Σ_k [ (n_k − 1)/n_k · V / (n_1 ⋯ n_(k−1)) / W_k + (n_k − 1) · L_k ]
-
-Where the layers' products run in rings (`fiddlex.models.rings`), the parts travel around one ring of the whole
-group, whichever links this spans, in n − 1 hops. The slowest link sets the time of a hop.
 
 Invariant: nothing overlaps here. The caller decides which communication overlaps with computation.
 """
@@ -27,36 +24,20 @@ from fiddlex.hardware.links import Link, Ring
 
 
 def all_gather_s(num_bytes: float, rings: Iterable[Ring]) -> float:
-    """Seconds of an all-gather: T of the module's docstring.
-
-    Args:
-      num_bytes: bytes of the whole buffer, which every device has afterwards.
-      rings: rings of the group, the innermost first; empty: one device, which takes no time.
-    """
+    """Seconds of an all-gather: T of the module's docstring. Rings begin with the innermost; one device has none."""
     return sum(share.seconds for share in all_gather_shares(num_bytes, rings))
 
 
 class Share(NamedTuple):
-    """What one ring contributes to a collective.
-
-    Attributes:
-      link: link of the ring.
-      bytes: bytes that each device sends over the link.
-      seconds: seconds that the ring takes.
-    """
+    """What one ring contributes to a collective."""
 
     link: Link
-    bytes: float
+    bytes: float  # that each device sends over the link
     seconds: float
 
 
 def all_gather_shares(num_bytes: float, rings: Iterable[Ring]) -> Iterator[Share]:
-    """The rings' shares of an all-gather, or of a reduce-scatter: the terms of T in the module's docstring.
-
-    Args:
-      num_bytes: bytes of the whole buffer.
-      rings: rings of the group, the innermost first.
-    """
+    """The terms of T in the module's docstring, for an all-gather or a reduce-scatter."""
     part = num_bytes
     for size, link in rings:
         steps = size - 1
@@ -65,16 +46,12 @@ def all_gather_shares(num_bytes: float, rings: Iterable[Ring]) -> Iterator[Share
 
 
 def ring_shares(num_bytes: float, rings: Iterable[Ring], *, ways: int) -> Iterator[Share]:
-    """What each link contributes while the parts of a buffer travel around one ring of the whole group.
+    """What each link contributes while the parts of a buffer travel around one ring of the whole group, in n − 1 hops.
 
     Devices at the ends of an inner ring send on the outer link what the others send on the inner link. All links work
-    at once, so the parts take as long as on the slowest link.
-
-    Args:
-      num_bytes: bytes of the whole buffer, of which each device has a part.
-      rings: rings of the group, the innermost first.
-      ways: number of directions in which a part travels, 1 or 2; each takes one of a link's paths (`Link.paths`). With
-        two devices both directions are the same, and the parts take all paths, as an all-gather does.
+    at once, so the parts take as long as on the slowest link. A part travels in `ways` directions, 1 or 2, and each
+    takes one of a link's paths (`Link.paths`). With two devices both directions are the same, and the parts take all
+    paths, as an all-gather does. `num_bytes` are those of the whole buffer, of which each device has a part.
     """
     rings = tuple(rings)
     devices = math.prod(size for size, _ in rings)
@@ -92,24 +69,12 @@ def hop_s(num_bytes: float, rings: Iterable[Ring], *, ways: int) -> float:
 
 
 def reduce_scatter_s(num_bytes: float, rings: Iterable[Ring]) -> float:
-    """Seconds of a reduce-scatter: T of the module's docstring, since it is an all-gather backwards.
-
-    This time leaves out the additions: their limit is the memory, which is several times as fast as any link.
-
-    Args:
-      num_bytes: bytes of the whole buffer, which every device has before.
-      rings: rings of the group, the innermost first; empty: one device, which takes no time.
-    """
+    """Seconds T of a reduce-scatter, without its additions: memory is several times as fast as any link."""
     return all_gather_s(num_bytes, rings)
 
 
 def all_reduce_s(num_bytes: float, rings: Iterable[Ring]) -> float:
-    """Seconds of an all-reduce: 2T of the module's docstring, for a reduce-scatter and an all-gather.
-
-    Args:
-      num_bytes: bytes of the whole buffer, which every device has before and after.
-      rings: rings of the group, the innermost first; empty: one device, which takes no time.
-    """
+    """Seconds of an all-reduce: 2T of the module's docstring, for a reduce-scatter and an all-gather."""
     rings = tuple(rings)
     return reduce_scatter_s(num_bytes, rings) + all_gather_s(num_bytes, rings)
 
@@ -117,10 +82,8 @@ def all_reduce_s(num_bytes: float, rings: Iterable[Ring]) -> float:
 def send_s(num_bytes: float, link: Link, *, senders: int = 1) -> float:
     """Seconds of a message from one device to another, as in a pipeline's hop: V · paths / W + L.
 
-    Args:
-      num_bytes: bytes of the message.
-      link: link between the two devices; a message takes one of its paths, which share the bandwidth.
-      senders: how many devices send at once, of those that share their bandwidth (`Link.pooled`).
+    A message takes one of the link's paths, which share the bandwidth. Of the devices that share their bandwidth
+    (`Link.pooled`), `senders` send at once.
     """
     more = link.pooled / min(senders, link.pooled)
     return num_bytes * link.paths / (link.bandwidth * more) + link.latency_s

@@ -2,9 +2,8 @@
 
 The model computes compute times from the work (`fiddlex.costs.work`) and the chip's peak. It counts communication on
 the links that the messages cross (`Topology.rings`): tensor parallelism inside a layer, hops between stages, the whole
-pipe for embedding and head, gradients and weights over `data`. It assumes that communication inside a layer, except
-where products run in pieces (`fiddlex.planner.layer_exchange`), and communication over `data` are exposed, because XLA
-overlaps them with nothing.
+pipe for embedding and head, gradients and weights over `data`. Communication inside a layer, except where products run
+in pieces (`fiddlex.planner.layer_exchange`), and over `data` is exposed, because XLA overlaps it with nothing.
 
 Sources: volumes of Narayanan et al., SC 2021, section 3; sequence parallelism of Korthikanti et al., MLSys 2023,
 section 3.2 (an all-reduce is a reduce-scatter and an all-gather of the same bytes).
@@ -52,57 +51,37 @@ EFFICIENCY = 0.636
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """Choices in which training systems differ; the defaults are those of this project.
+    """Choices in which training systems differ; the defaults are those of this project."""
 
-    Attributes:
-      vocabulary_over_pipe: whether the vocabulary is sharded over `pipe` too, so that all ranks compute the loss.
-      scatters_hops: whether each tensor rank sends only its part of an activation, and the receivers gather the parts
-        (Narayanan et al., SC 2021, section 4.1).
-      gradient_bytes: bytes of a weight's gradient when it is reduced over `data`.
-      flash: whether attention runs in a fused kernel; None: it does if the chip has a kernel that runs the model.
-    """
-
-    vocabulary_over_pipe: bool = True
+    vocabulary_over_pipe: bool = True  # the vocabulary is sharded over `pipe` too, so that all ranks compute the loss
+    # each tensor rank sends its part of an activation; receivers gather (Narayanan et al., SC 2021, section 4.1)
     scatters_hops: bool = False
-    gradient_bytes: int = FLOAT32
+    gradient_bytes: int = FLOAT32  # of a weight's gradient when it is reduced over `data`
+    # whether attention runs in a fused kernel; None: if the chip has a kernel that runs the model
     flash: bool | None = None
 
 
 class Traffic(NamedTuple):
-    """What a mesh axis sends over one link in a step.
+    """What a mesh axis sends over one link in a step."""
 
-    Attributes:
-      axis: `data`, `pipe` or `tensor`.
-      link: the link.
-      bytes: bytes that a device sends, on the device that sends most.
-      seconds: seconds that these bytes take, also where work hides them.
-    """
-
-    axis: str
+    axis: str  # `data`, `pipe` or `tensor`
     link: Link
-    bytes: float
-    seconds: float
+    bytes: float  # that a device sends, on the device that sends most
+    seconds: float  # that these bytes take, also where work hides them
 
 
 class _Exchanged(NamedTuple):
-    """The products beside which a layer's exchanges run under collective matmul.
-
-    Attributes:
-      times: their times.
-      pieces: the number of blocks, or of directions in which parts travel around rings.
-    """
+    """The products beside which a layer's exchanges run under collective matmul."""
 
     times: tuple[ProductTimes, ...]
-    pieces: int
+    pieces: int  # number of blocks, or of directions in which parts travel around rings
 
 
 class CostModel:
     """The times of a step of one model on one kind of cluster, for any layout; caches what layouts have in common.
 
     Args:
-      config: the config of the run; the model ignores its mesh and, of its pipeline, all but prediction, stash and
-        where weights wait.
-      topology: the cluster.
+      config: the model ignores its mesh and, of its pipeline, all but prediction, stash and where weights wait.
       efficiency: share of the chip's peak that large products reach.
       system: the choices of the training system; None: those of this project.
 
@@ -208,15 +187,8 @@ class CostModel:
     ) -> tuple[Traffic, ...]:
         """What each axis of a mesh sends over each link in a step, for this project's `System`.
 
-        Args:
-          mesh: a mesh that is valid for the config (`Config.validate`).
-          placement: the placement of the layers on stages.
-          num_microbatches: number of microbatches in a replica's batch.
-          recompute: what the backward pass makes again, as in `PipelineConfig`.
-          num_parameters: number of weights on the device that holds most.
-
-        Returns:
-          The traffic by axis, the links of each from the innermost outwards.
+        The traffic is sorted by axis, and the links of each from the innermost outwards. The arguments are those of
+        `microbatch` and `step`.
         """
         m, zero1, links = num_microbatches, self._config.optimizer.zero1, self._links_once(mesh.plain)
         examples = self._config.data.global_batch_size // mesh.data // m
@@ -314,10 +286,8 @@ class CostModel:
         return dataclasses.replace(self._config, mesh=mesh, data=data, pipeline=pipeline)
 
     def _gathered_again(self, mesh: MeshConfig, recompute: str) -> int:
-        """How many inputs a layer's backward pass gathers over tensor ranks once more, since it made them again.
-
-        Products in pieces gather their inputs again in any case (`LayerExchange`).
-        """
+        """How many inputs a layer's backward pass gathers over tensor ranks once more, since it made them again."""
+        # products in pieces gather their inputs again in any case (`LayerExchange`)
         if not mesh.sequence_parallel or mesh.collective_matmul or mesh.tensor == 1:
             return 0
         return sum(each.split == "outputs" and each.made_by in recomputed(recompute) for each in self._products)
@@ -345,17 +315,14 @@ class CostModel:
         return tuple(seconds[link] for link in links.hops) or (0.0,)
 
     def _update_s(self, num_parameters: float, mesh: MeshConfig, streamed_rows: int) -> float:
-        """Seconds of an update: of its memory traffic, and of its products, which are of float32.
-
-        It reads gradient, weight and moments, writes weight and moments, and reads the gradient again for its norm.
-        Prediction by momentum reads gradient, weight and moments once more, and repeats the products. Where prediction
-        stores the last update, it reads and writes it. With `optimizer.offload`, an update takes no less than what
-        crosses the link of the host meanwhile (`update_bytes`).
-        """
+        """Seconds of an update: memory traffic and float32 products, or its copies to and from the host if longer."""
         optimizer, chip = self._config.optimizer, self._topology.chip
         mine = num_parameters / (mesh.data if optimizer.zero1 else 1)
         moments = num_moments(optimizer.name, optimizer.momentum)
         again, stored = self._config.pipeline.prediction == "momentum", self._config.pipeline.stores_last_update
+        # It reads gradient, weight and moments, writes weight and moments, and reads the gradient again for its norm.
+        # Prediction by momentum reads gradient, weight and moments once more, and repeats the products. Where
+        # prediction stores the last update, it reads and writes it.
         moved = mine * FLOAT32 * (4 + 2 * moments + again * (2 + moments) + 2 * stored)
         dtype = "float32" if "float32" in chip.peak_flops else self._config.model.dtype
         config = dataclasses.replace(self._config, mesh=mesh)

@@ -48,19 +48,12 @@ class Verdict(enum.Enum):
 
 
 class Free(NamedTuple):
-    """Memory that some processes of a run share.
+    """Memory that some processes of a run share."""
 
-    Attributes:
-      where: what has the memory, as in `on the machine`.
-      free: bytes that are free.
-      swap: bytes of swap space behind it.
-      num_processes: number of processes of the run that share it.
-    """
-
-    where: str
-    free: int
-    swap: int = 0
-    num_processes: int = 1
+    where: str  # as in `on the machine`
+    free: int  # bytes
+    swap: int = 0  # bytes of swap space behind it
+    num_processes: int = 1  # processes of the run that share it
 
 
 def judge(need: int, free: Free, platform: str) -> Verdict:
@@ -71,34 +64,17 @@ def judge(need: int, free: Free, platform: str) -> Verdict:
 
 
 def device_needs(config: Config, backend: Backend, use: Use) -> Needs:
-    """Bytes that a program takes of each device's memory at its peak, by purpose.
-
-    Args:
-      config: a valid and settled config.
-      backend: the backend that compiles the program.
-      use: what the program does.
-
-    Raises:
-      ConfigError: when the config has no pipeline, as in `pipeline_of`.
-    """
+    """Bytes that a program takes of each device's memory at its peak, by purpose; the config must be settled."""
     if use is Use.SCORING:
         return scoring_memory(config, pipeline_of(config).placement, backend).at_peak
     return needed_memory(config, backend).at_peak
 
 
 def process_needs(config: Config, use: Use, *, num_processes: int) -> Needs:
-    """Bytes that a process with fake devices takes of its machine at its peak, by purpose.
+    """Bytes that a process with fake devices takes of its machine at its peak, by purpose, for a settled config.
 
     All that each device has counts once for each device, weights too that are the same on several. While a run writes a
     checkpoint beside its steps, it holds copies of the state, in each of which a weight counts once.
-
-    Args:
-      config: a valid and settled config.
-      use: what the program does.
-      num_processes: number of processes that share the devices of the mesh equally.
-
-    Raises:
-      ConfigError: when the processes cannot share the devices equally, or as in `pipeline_of`.
     """
     devices, rest = divmod(config.mesh.num_devices, num_processes)
     if rest:
@@ -124,23 +100,14 @@ def parts_text(needs: Needs) -> str:
 
 
 class Question(NamedTuple):
-    """Whether the memory that some processes share is enough for a program.
+    """Whether the memory that some processes share is enough for a program."""
 
-    Attributes:
-      config: a valid and settled config.
-      use: what the program does with it.
-      platform: the platform of its devices.
-      free: the memory.
-      needs: what each process takes of the memory, or each device of its own.
-      needs_of: the function that returned `needs` for the config.
-    """
-
-    config: Config
+    config: Config  # valid and settled
     use: Use
     platform: str
     free: Free
-    needs: Needs
-    needs_of: Callable[[Config], Needs]
+    needs: Needs  # what each process takes of the memory, or each device of its own
+    needs_of: Callable[[Config], Needs]  # the function that returned `needs` for the config
 
     @property
     def need(self) -> int:
@@ -149,18 +116,13 @@ class Question(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The answer."""
         return judge(self.need, self.free, self.platform)
 
     def _together(self, needs: Needs) -> int:
         return self.free.num_processes * sum(needs.values())
 
     def text(self, *, forced: bool = False) -> str:
-        """What is needed, by what, what is free, and what may help: two lines for people.
-
-        Args:
-          forced: whether the program goes on although memory is too little.
-        """
+        """What is needed, by what, what is free, and what may help, in two lines; `forced`: it goes on all the same."""
         need, (where, free, swap, times) = self.need, self.free
         needs = {name: times * size for name, size in self.needs.items()}
         behind = f", besides {swap / GIB:.2f} GiB of swap space" if swap else ""

@@ -34,27 +34,16 @@ class Run(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Seconds of a step of one replica without a pipeline.
+    """Seconds of a step of one replica without a pipeline."""
 
-    Attributes:
-      layer: seconds of a layer for a microbatch.
-      edges: seconds of a microbatch outside the layers.
-      update: seconds of the optimizer's update for each weight.
-      fixed: seconds that every step takes once.
-    """
-
-    layer: float
-    edges: float
-    update: float
-    fixed: float
+    layer: float  # a layer, for a microbatch
+    edges: float  # a microbatch outside the layers
+    update: float  # the optimizer's update, for each weight
+    fixed: float  # what every step takes once
 
 
 def fit_parts(runs: Sequence[Run]) -> Parts:
-    """The parts that best explain the measured times, by least squares of the relative errors.
-
-    Args:
-      runs: runs of one replica without a pipeline, with different numbers of layers and microbatches.
-    """
+    """The parts that best explain runs of one replica without a pipeline, by least squares of the relative errors."""
     rows = [
         (
             config.pipeline.num_microbatches * config.model.num_layers,
@@ -76,30 +65,20 @@ def _not_below_zero(matrix: np.ndarray, target: np.ndarray) -> list[float]:
 
 
 class Calibration(NamedTuple):
-    """The configs whose step times determine a profile.
+    """The configs whose step times determine a profile."""
 
-    Attributes:
-      base: configs of one replica without a pipeline: few and many layers, one and several microbatches.
-      forward: config of which only the forward pass is to be run.
-      replicas: by number of replicas, configs of many layers with one microbatch and with several.
-      pipelines: configs of pipelines with different numbers of ranks.
-    """
-
-    base: tuple[Config, ...]
-    forward: Config
-    replicas: dict[int, tuple[Config, ...]]
-    pipelines: tuple[Config, ...]
+    base: tuple[Config, ...]  # one replica, no pipeline: few and many layers, one and several microbatches
+    forward: Config  # of which only the forward pass is to be run
+    replicas: dict[int, tuple[Config, ...]]  # by number of replicas: many layers, with one microbatch and with several
+    pipelines: tuple[Config, ...]  # with different numbers of ranks
 
     @classmethod
     def of(cls, config: Config, devices: Sequence[int]) -> "Calibration":
-        """The configs for the shape of a given config: its model, tensor parallelism, microbatch and recomputation.
+        """The configs with the model, tensor parallelism, microbatch and recomputation of a valid config.
 
         Args:
-          config: a valid config; the runs of many layers have all its layers.
+          config: the runs of many layers have all its layers.
           devices: numbers of devices above 1 for which to measure sharing and ticks; empty: measure only an entry.
-
-        Raises:
-          ConfigError: when the model has too few layers to determine the time of one layer.
         """
         many, examples = config.model.num_layers, config.microbatch_size
         if many < 2:
@@ -133,9 +112,9 @@ class Calibration(NamedTuple):
         """The profile that fits the measured times.
 
         Args:
-          seconds: seconds of a step of each of `configs`.
+          seconds: seconds of a step of each of `configs`, in their order.
           forward_s: seconds of the forward pass of `forward`.
-          about: `machine`, `jax_version` and `date` of the profile.
+          about: as in `fit_profile`.
         """
         runs = iter(map(Run, self.configs, seconds))
         take = lambda configs: tuple(itertools.islice(runs, len(configs)))  # noqa: E731
@@ -198,10 +177,7 @@ def fit_profile(
 
 
 def _forward_share(parts: Parts, forward: Run) -> float:
-    """The forward pass's share of a layer's time.
-
-    The function first subtracts a third of the time outside the layers, for the head's forward pass.
-    """
+    """The forward pass's share of a layer's time; a third of the time outside the layers is the head's forward pass."""
     m, layers = forward.config.pipeline.num_microbatches, forward.config.model.num_layers
     if not parts.layer:
         raise DeviceError(

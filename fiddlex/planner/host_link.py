@@ -16,20 +16,14 @@ from fiddlex.models.spec import leaves
 
 
 class LayerBytes(NamedTuple):
-    """Bytes of a layer that wait on the host of each device (`pipeline.weights_memory=host`).
+    """Bytes of a layer that wait on the host of each device (`pipeline.weights_memory=host`)."""
 
-    Attributes:
-      weights: the device's shard of the matrices in the compute dtype.
-      gradients: the float32 gradients of the matrices, reduced over `data`: with ZeRO-1, those of the device's part of
-        the master weights.
-    """
-
-    weights: int
+    weights: int  # the device's shard of the matrices, in the compute dtype
+    # float32, of the matrices, reduced over `data`: with ZeRO-1, of the device's part of the master weights
     gradients: int
 
 
 def layer_bytes(config: Config) -> LayerBytes:
-    """The bytes of a layer of a config."""
     matrices = [each for each in leaves(network_of(config).layer) if each.decays]
     local, reduced = (sum(math.prod(shape(each, config)) for each in matrices) for shape in (local_shape, master_shape))
     return LayerBytes(local * ITEMSIZES[config.model.dtype], reduced * FLOAT32)
@@ -38,16 +32,12 @@ def layer_bytes(config: Config) -> LayerBytes:
 def update_bytes(config: Config, num_parameters: float, *, streamed_rows: int) -> float:
     """Bytes that an update with `optimizer.offload` moves between a device and its host, in the busier direction.
 
-    Weight and moments come, and the weight once more for the compute weights; weight and moments go back. Where the
-    weights of layers wait on the host, their gradients come twice, for their norm and for the update, and their compute
-    weights go.
-
-    Args:
-      config: a config with `optimizer.offload`.
-      num_parameters: number of weights on the device, few of which stay there.
-      streamed_rows: number of rows of layers on the device whose compute weights and gradients wait on the host.
+    Weight and moments come, and the weight once more for the compute weights; weight and moments go back. Where
+    `streamed_rows` rows of layers wait on the host, their gradients come twice, for their norm and for the update, and
+    their compute weights go.
     """
     optimizer, layer = config.optimizer, layer_bytes(config)
+    # of all weights, few of which stay on the device
     state = num_parameters / (config.mesh.data if optimizer.zero1 else 1) * FLOAT32
     moments = num_moments(optimizer.name, optimizer.momentum)
     come = state * (2 + moments) + streamed_rows * 2 * layer.gradients

@@ -24,27 +24,15 @@ class LayerExchange(NamedTuple):
 
 
 class ProductTimes(NamedTuple):
-    """The times of the products beside which one exchange of a layer runs.
+    """The times of the products beside which one exchange of a layer runs."""
 
-    Attributes:
-      gathers: whether the exchange of F gathers the input of the products, as in `ExchangedWork`.
-      forward: seconds of all pieces of its products in F.
-      backward_input: seconds of all pieces of its products in I.
-    """
-
-    gathers: bool
-    forward: float
-    backward_input: float
+    gathers: bool  # whether the exchange of F gathers the input of the products, as in `ExchangedWork`
+    forward: float  # seconds of all pieces of its products in F
+    backward_input: float  # seconds of all pieces of its products in I
 
 
 def exchange_of_rings(products: Iterable[ProductTimes], *, ranks: int, hop: float) -> LayerExchange:
-    """The exchange of a layer whose products run in rings.
-
-    Args:
-      products: the products, by the exchanges beside which they run.
-      ranks: number of tensor ranks.
-      hop: seconds of a hop.
-    """
+    """The exchange of a layer whose products run in rings of `ranks` devices; a hop takes `hop` seconds."""
     forward = backward_input = 0.0
     for gathers, forward_s, backward_s in products:
         forward += (ranks - 1) * max(0.0, hop - forward_s / ranks)
@@ -53,14 +41,7 @@ def exchange_of_rings(products: Iterable[ProductTimes], *, ranks: int, hop: floa
 
 
 def exchange_of_blocks(products: Iterable[ProductTimes], *, number: int, block: float, whole: float) -> LayerExchange:
-    """The exchange of a layer whose products run in blocks.
-
-    Args:
-      products: the products, by the exchanges beside which they run.
-      number: number of blocks.
-      block: seconds in which the ranks gather, or sum, a block.
-      whole: seconds in which they gather all of them at once.
-    """
+    """The exchange in `number` blocks: one is gathered or summed in `block` seconds, all are gathered in `whole`."""
     forward = backward_input = 0.0
     others = number - 1
     for gathers, forward_s, backward_s in products:

@@ -2,14 +2,9 @@
 
 The space: data × pipe × tensor × outermost axis × schedule × chunks × microbatch × semantics × recompute × sequence
 parallelism × collective matmul. The traits of a schedule say with how many chunks and under which semantics the planner
-searches it (`fiddlex.schedules.traits`). It searches the schedules in which weights can come from the host if the
-config asks for that (`pipeline.weights_memory`), and the others if not. The space leaves out layouts that cannot be
-better: further schedules for a pipeline of one rank whose weights are on the device, recomputing attention where a
-flash kernel does so anyway, recomputing a part that the model does not have, and another outermost axis where one link
-joins all devices. It also leaves out 2BW on more than `MOST_WAITING` ranks with so few microbatches that the ranks wait
-for updates, because unrolling these pipelines would take longer than everything else. `matmul_choices` says where the
-planner offers collective matmul. With `optimizer.offload`, every layout flushes its pipeline. Invariant: every layout
-gives a valid config.
+searches it (`fiddlex.schedules.traits`). The space leaves out layouts that cannot be better than others. It also leaves
+out 2BW on more than `MOST_WAITING` ranks with so few microbatches that the ranks wait for updates, because unrolling
+these pipelines would take longer than everything else. Invariant: every layout gives a valid config.
 """
 
 import copy
@@ -45,30 +40,20 @@ OBJECTIVES = ("time", "cost", "memory")
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """The problem that the planner solves.
+    """The problem that the planner solves."""
 
-    Attributes:
-      config: the config of the run; the planner replaces its mesh and pipeline, and keeps its batch, optimizer,
-        prediction of weights, type and memory of the stash, and where the layers' weights wait.
-      topology: the cluster.
-      num_devices: how many of the cluster's devices to use.
-      memory_bytes: bytes of each device that a layout may take; None: the chip's memory except for `HEADROOM`.
-      objective: what the planner minimizes: the `time` of a step, the `cost` of a step, for which it may use fewer
-        devices, or the `memory` of a device.
-      semantics: the weight semantics that a layout may have.
-      schedules: the schedules that a layout may have, as `make_schedule` names them, on two ranks or more where
-        weights do not come chunk by chunk; empty: all that have traits, and no pipeline.
-      efficiency: share of the chip's peak that large products reach, as in `cost_model.CostModel`.
-    """
-
+    # the planner replaces mesh and pipeline, except for prediction, stash (type, memory) and where weights wait
     config: Config
     topology: Topology
-    num_devices: int
+    num_devices: int  # how many of the cluster's devices to use
+    # bytes of each device that a layout may take; None: the chip's memory except for `HEADROOM`
     memory_bytes: int | None = None
+    # what to minimize: `time` of a step, `cost` of a step (may use fewer devices), or `memory` of a device
     objective: str = "time"
-    semantics: Sequence[str] = SEMANTICS
+    semantics: Sequence[str] = SEMANTICS  # weight semantics that a layout may have
+    # of 2 ranks or more (chunk-major: 1 or more), as `make_schedule` names them; empty: all with traits, or no pipeline
     schedules: Sequence[str] = ()
-    efficiency: float = EFFICIENCY
+    efficiency: float = EFFICIENCY  # share of the chip's peak that large products reach
 
     @property
     def offloading(self) -> "Problem":
@@ -119,14 +104,14 @@ class Layout(NamedTuple):
 
     mesh: MeshConfig
     schedule: str
-    chunks: int
-    num_microbatches: int
+    chunks: int  # number of stages on each rank
+    num_microbatches: int  # of a replica's batch
     semantics: str
-    recompute: str
+    recompute: str  # as in `PipelineConfig`
 
     @property
     def shape(self) -> Shape:
-        """The shape of the layout's pipeline."""
+        """The shape of the layout's pipeline, as if nothing waited on the host."""
         return Shape(self.schedule, self.mesh.pipe, self.chunks, self.num_microbatches, self.semantics)
 
     def applied(self, config: Config) -> Config:
@@ -143,10 +128,7 @@ class Layout(NamedTuple):
 
 
 def planned_pipeline(config: Config, semantics: str, recompute: str = "none", **fields: Any) -> PipelineConfig:
-    """The pipeline section of a plan.
-
-    Where stash and weights wait is as in `config`; `planned_stash` and `planned_prediction` say what else it keeps.
-    """
+    """The pipeline section of a plan; stash and weights wait where those of `config` wait."""
     return PipelineConfig(
         semantics=semantics,
         recompute=recompute,
@@ -159,24 +141,19 @@ def planned_pipeline(config: Config, semantics: str, recompute: str = "none", **
 
 
 def planned_stash(config: Config, recompute: str) -> str:
-    """`pipeline.stash_dtype` of `config`, which the planner keeps, since another type trains other weights.
-
-    It is `same` under full recomputation, whose stash holds only the inputs of layers.
-    """
+    """`pipeline.stash_dtype` of `config`, which the planner keeps, since another type trains other weights."""
+    # full recomputation stashes only the inputs of layers
     return SAME if recompute == FULL else config.pipeline.stash_dtype
 
 
 def planned_prediction(config: Config, semantics: str) -> dict[str, Any]:
-    """The fields of `PipelineConfig` with the prediction under these semantics, where they have a delay.
-
-    It is the prediction of `config` if that has one, or else the one that docs/prediction.md recommends for optimizers
-    with momentum; without momentum, extrapolation makes training less stable.
-    """
+    """The fields of the prediction: those of `config`, or else what docs/prediction.md recommends; none for sync."""
     own = config.pipeline
     if semantics == "sync":
         return {}
     if own.prediction != "none":
         return {name: getattr(own, name) for name in ("prediction", "prediction_order", "prediction_scale")}
+    # Without momentum, extrapolation makes training less stable.
     return {"prediction": "extrapolate", "prediction_order": 2} if config.optimizer.decay_of_momentum else {}
 
 
@@ -214,7 +191,7 @@ def meshes(problem: Problem) -> Iterator[MeshConfig]:
 
 
 def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
-    """All schedules, numbers of chunks and semantics for these numbers of pipe ranks and microbatches."""
+    """All (schedule, chunks, semantics) for these numbers of pipe ranks and microbatches."""
     layers = problem.config.model.num_layers
     least = pipe if pipe <= MOST_WAITING else 2 * (pipe - 1)  # fewest microbatches without a flush
     for name, traits in schedules(problem):
@@ -229,12 +206,16 @@ def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[t
             if traits.slots is None and why_missing(name, generator_of(name), pipe, chunks, num_microbatches):
                 continue
             yield name, chunks, semantics
-            if pipe == 1 and not traits.chunk_major:
+            if pipe == 1 and not traits.chunk_major:  # without a pipeline, a further schedule is no better
                 return
 
 
 def schedules(problem: Problem) -> Iterator[tuple[str, Traits]]:
-    """The schedules of the space, with their traits; those that a user asks for are searched with a flush at least."""
+    """The schedules of the space, with their traits; those that a user asks for are searched with a flush at least.
+
+    Those in which weights can come from the host are searched only if `pipeline.weights_memory` asks for that, and then
+    no others.
+    """
     streams = problem.config.pipeline.streams
     if not problem.schedules:
         for name, generator in GENERATORS.items():
@@ -258,12 +239,7 @@ def why_missing(name: str, generator: Generator, pipe: int, chunks: int, num_mic
 
 
 def recompute_choices(config: Config, *, flash: bool) -> tuple[str, ...]:
-    """The values of `pipeline.recompute` to search: lists of the parts that the model has, and `full`.
-
-    Args:
-      config: the config of the model.
-      flash: whether attention runs in a fused kernel, which recomputes its inside anyway.
-    """
+    """The values of `pipeline.recompute` to search; with `flash`, a kernel recomputes attention's inside anyway."""
     made = {each.made_by for each in network_of(config).operations if isinstance(each, Product)}
     useful = {"attention": not flash, "masks": config.model.dropout > 0}
     parts = [part for part in PARTS if useful.get(part, part in made)]

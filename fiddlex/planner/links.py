@@ -11,25 +11,16 @@ from fiddlex.hardware.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class MeshLinks:
-    """The links of a mesh: the rings of each axis, the link from each pipe rank to the next, and how many send at once.
+    """The links of a mesh."""
 
-    Attributes:
-      rings: rings of a group of devices along each axis of the mesh, by its name.
-      hops: link from each pipe rank to the next, the last entry from the last rank to the first; empty: one rank.
-      senders: number of devices that send to the next pipe rank at once.
-    """
-
-    rings: Mapping[str, tuple[Ring, ...]]
+    rings: Mapping[str, tuple[Ring, ...]]  # of a group of devices along each axis, by its name
+    # from each pipe rank to the next; the last: from the last rank to the first; empty: one rank
     hops: tuple[Link, ...]
-    senders: int
+    senders: int  # devices that send to the next pipe rank at once
 
     @classmethod
     def of(cls, topology: Topology, mesh: MeshConfig) -> "MeshLinks":
-        """The links of a mesh whose devices are numbered in its `placement_order`.
-
-        Raises:
-          ConfigError: when no link of the topology joins all devices of the mesh.
-        """
+        """The links of a mesh whose devices are numbered in its `placement_order`."""
         number, sizes = mesh.num_devices, mesh.sizes.items()
         hops = (_slowest_hop(topology, mesh, rank) for rank in range(mesh.pipe))
         return cls(
@@ -46,13 +37,11 @@ class MeshLinks:
 
 
 def _slowest_hop(topology: Topology, mesh: MeshConfig, rank: int) -> Link:
-    """The slowest link, over all replicas, from a pipe rank to the next.
-
-    The links that the replicas use repeat after `turns` replicas, so the search looks at no more of them.
-    """
+    """The slowest link, over all replicas, from a pipe rank to the next."""
     step, stride = mesh.stride("pipe"), mesh.stride("data")
     ends = (rank * step, (rank + 1) % mesh.pipe * step)
     sizes = [link.devices for link in topology.links if link.devices]
+    # the links that replicas use repeat after so many of them
     turns = max((size // math.gcd(size, stride) for size in sizes), default=1)
     links = (
         topology.link_between(*(end + replica * stride for end in ends)) for replica in range(min(mesh.data, turns))

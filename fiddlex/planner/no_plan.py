@@ -32,12 +32,7 @@ def too_little(problem: Problem) -> str:
 
 
 def least_bytes(problem: Problem) -> int:
-    """A number of bytes that every layout of the problem takes on a device at least.
-
-    The master weights and the optimizer state follow from the mesh. A device has gradients of its layers, or of one
-    layer where they wait on the host, and three values of the residual stream of an example: what comes from the stage
-    before, what comes from the stage behind, and what goes out (`fiddlex.costs.memory.device_memory`).
-    """
+    """Bytes that every layout of the problem takes on a device at least (`fiddlex.costs.memory.device_memory`)."""
     backend, batch = backend_of(problem.topology.compiler), problem.config.data.global_batch_size
     least = []
     for sizes in meshes(problem):
@@ -45,18 +40,15 @@ def least_bytes(problem: Problem) -> int:
         config = Layout(mesh, "1f1b", 1, batch // mesh.data, "sync", FULL).applied(problem.config)
         rows = -(-config.model.num_layers // mesh.pipe)
         weights, layer = weight_bytes(config, rows, backend), LayerMemory.of(config, backend)
+        # of the device's layers, or of one layer where they wait on the host
         gradients = weights.outer + weights.layers // (rows if config.pipeline.streams else 1)
+        # three values of an example's residual stream: from the stage before, from the stage behind, and what goes out
         least.append(weights.master + weights.optimizer + gradients + 3 * layer.residual * layer.itemsize)
     return min(least, default=0)
 
 
 def why_none(problem: Problem, least: Need) -> str:
-    """A message for the user: the smallest need for memory, and the changes that would help.
-
-    Args:
-      problem: a problem for which no layout fits.
-      least: the layout that needs least memory, and that memory.
-    """
+    """A message for the user where no layout fits: the smallest need for memory, and the changes that would help."""
     chip = problem.topology.chip
     devices = _enough_devices(problem)
     most = f"none of up to {2**DOUBLINGS} times the devices is enough"

@@ -17,39 +17,23 @@ from fiddlex.simulate.clock import Costs
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A layout and the predictions for it.
-
-    Attributes:
-      layout: the layout.
-      config: the config of the run with this layout.
-      times: seconds of a microbatch's parts.
-      step: seconds of the parts of a step outside the pipeline.
-      memory: bytes on each device.
-      step_time_s: seconds of a step.
-      tflops_per_device: model operations per second and device, in units of 10¹², without recomputation.
-      utilisation: share of the chip's peak in the model's dtype that the model operations reach.
-      waiting_s: seconds of a step in which the rank with most layers waits for other ranks; hops, and copies to and
-        from the host, are in `exposed_s` instead.
-      bubble: the bubble (`fiddlex.simulate.timeline.BUBBLE`) of the pipeline in lockstep, without hops and such copies.
-      exposed_s: seconds of a step's communication that overlaps with no computation, by its purpose; `host` is what
-        the pipeline waits for its copies to and from the host, where it has such copies.
-      usd_per_step: price of a step in USD; None: the topology has no price.
-      traffic: what each axis sends over each link in a step.
-    """
+    """A layout and the predictions for it."""
 
     layout: Layout
-    config: Config
+    config: Config  # of the run, with this layout
     times: MicrobatchTimes
-    step: StepTimes
-    memory: Memory
+    step: StepTimes  # outside the pipeline
+    memory: Memory  # of each device
     step_time_s: float
-    tflops_per_device: float
-    utilisation: float
+    tflops_per_device: float  # model operations per second and device, in units of 10¹², without recomputation
+    utilisation: float  # share of the chip's peak in the model's dtype that the model operations reach
+    # of a step in which the rank with most layers waits for other ranks; hops and host copies are in `exposed_s`
     waiting_s: float
-    bubble: float
+    bubble: float  # of the pipeline in lockstep, without hops and host copies (`fiddlex.simulate.timeline.BUBBLE`)
+    # of a step's communication that overlaps with no computation, by purpose; `host`: waits for copies to and from it
     exposed_s: dict[str, float]
-    usd_per_step: float | None
-    traffic: tuple[Traffic, ...]
+    usd_per_step: float | None  # None: the topology has no price
+    traffic: tuple[Traffic, ...]  # what each axis sends over each link in a step
 
 
 def plan_of(
@@ -63,19 +47,7 @@ def plan_of(
     seconds: Callable[[Costs], float],
     model: CostModel,
 ) -> Plan:
-    """The predictions for a layout.
-
-    Args:
-      problem: the problem that the layout solves.
-      layout: the layout.
-      config: the config of the run with this layout.
-      placement: its layers on stages.
-      times: seconds of a microbatch's parts.
-      step: seconds of the parts of a step outside the pipeline.
-      memory: bytes on each device.
-      seconds: gives the seconds of a batch in the pipeline for any costs of the stages.
-      model: the cost model that gave the times.
-    """
+    """The predictions for a layout; `seconds` gives those of a batch in the pipeline for any costs of the stages."""
     costs, m = times.costs(placement), layout.num_microbatches
     pipeline_s = seconds(costs)
     step_s, uses_host = Prediction(pipeline_s, step).seconds, config.pipeline.streams or config.pipeline.spills

@@ -35,16 +35,10 @@ class StepModel(Protocol):
 
 
 class Prediction(NamedTuple):
-    """Seconds of a step; no other place adds up its parts.
+    """Seconds of a step; no other place adds up its parts."""
 
-    Attributes:
-      pipeline: seconds of all microbatches in the pipeline, with bubbles and with copies to and from the host that
-        nothing hides.
-      step: seconds of the parts of a step outside the pipeline.
-    """
-
-    pipeline: float
-    step: StepTimes
+    pipeline: float  # all microbatches, with bubbles and with copies to and from the host that nothing hides
+    step: StepTimes  # the parts of a step outside the pipeline
 
     @property
     def seconds(self) -> float:
@@ -60,7 +54,7 @@ def predict(config: Config, model: StepModel) -> Prediction:
       model: times of the same model and batch.
 
     Raises:
-      ConfigError: when `pipeline_of` raises it.
+      ConfigError: when the config has no pipeline, as in `resolve`.
     """
     pipeline, m = pipeline_of(config), config.pipeline.num_microbatches
     times = model.microbatch(config.mesh, num_microbatches=m, recompute=config.pipeline.recompute)
@@ -71,15 +65,7 @@ def predict(config: Config, model: StepModel) -> Prediction:
 
 
 def needed_memory(config: Config, backend: Backend) -> Memory:
-    """The memory that a config's step takes on a device.
-
-    Args:
-      config: a valid config.
-      backend: the backend that compiles the step.
-
-    Raises:
-      ConfigError: when `pipeline_of` raises it.
-    """
+    """The memory that a config's step takes on a device."""
     pipeline = pipeline_of(config)
     return device_memory(config, pipeline.sizes, pipeline.placement, backend)
 
@@ -143,9 +129,6 @@ class _Whole:
 
 def pipeline_of(config: Config) -> PredictedPipeline:
     """The pipeline of a config: by closed forms where its schedule has traits, else as in training (`resolve`).
-
-    Args:
-      config: a valid config.
 
     Raises:
       ConfigError: when there is no such pipeline, as in `resolve`.

@@ -1,11 +1,11 @@
 """Predicts steps from times measured on the user's machine, in place of those that follow from a topology.
 
-A profile holds what `fiddlex benchmark --profile` measured: for each shape that it ran, the seconds of a layer
-and of embedding and head; the seconds of the rest of a step; and how much devices that share a processor's cores slow
-each other down, as the fake devices of a CPU do. The cost model returns measured times unchanged. For other shapes it
-scales the times of the nearest entry by the ratio of the work (`fiddlex.costs.work`). Entries measured with products in
-pieces (`mesh.collective_matmul`) predict only configs with pieces, and other entries only configs without. Invariant:
-on the number of devices of the measurement, the prediction for a measured shape equals its measured time.
+A profile holds what `fiddlex benchmark --profile` measured: for each shape that it ran, the seconds of a layer and of
+embedding and head; the seconds of the rest of a step; and how much devices that share a processor's cores slow each
+other down, as the fake devices of a CPU do. The cost model returns measured times unchanged. For other shapes it scales
+the times of the nearest entry by the ratio of the work (`fiddlex.costs.work`). Entries measured with products in pieces
+(`mesh.collective_matmul`) predict only configs with pieces, and other entries only configs without. Invariant: on the
+number of devices of the measurement, the prediction for a measured shape equals its measured time.
 """
 
 import dataclasses
@@ -35,29 +35,17 @@ _FLOPS_PER_BYTE = 8.0
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """The measured times of one shape, with one replica and no pipeline.
+    """The measured times of one shape, with one replica and no pipeline."""
 
-    Attributes:
-      model: config of the measured model, for its sizes; the model had few layers.
-      tensor: number of devices that shared each layer; the times are those of all of these devices working at once.
-      sequence_parallel: whether sequence parallelism was on, as in `MeshConfig`.
-      microbatch_size: number of examples in a microbatch.
-      recompute: what the backward pass makes again, as in `PipelineConfig`.
-      forward_s: seconds of a layer's forward pass for a microbatch.
-      backward_s: seconds of a layer's backward pass for a microbatch, with what it recomputes.
-      edges_s: seconds of embedding, head and the embedding's gradient for a microbatch.
-      collective_matmul: whether the products of the layers ran in rings, as in `MeshConfig`.
-    """
-
-    model: ModelConfig
-    tensor: int
+    model: ModelConfig  # of the measured model, for its sizes; it had few layers
+    tensor: int  # devices that shared each layer; the times are those of all of these devices working at once
     sequence_parallel: bool
-    microbatch_size: int
-    recompute: str
-    forward_s: float
-    backward_s: float
-    edges_s: float
-    collective_matmul: bool = False
+    microbatch_size: int  # number of examples
+    recompute: str  # as in `PipelineConfig`
+    forward_s: float  # of a layer, for a microbatch
+    backward_s: float  # of a layer, for a microbatch, with what it recomputes
+    edges_s: float  # of embedding, head and the embedding's gradient, for a microbatch
+    collective_matmul: bool = False  # whether the products of the layers ran in rings
 
     def validate(self, where: str) -> None:
         """Raises ConfigError, whose message begins with `where`, when a value is out of its range."""
@@ -82,7 +70,6 @@ class Entry:
 
     @property
     def mesh(self) -> MeshConfig:
-        """The mesh of the measurement."""
         return MeshConfig(
             tensor=self.tensor, sequence_parallel=self.sequence_parallel, collective_matmul=self.collective_matmul
         )
@@ -99,36 +86,22 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The measured times of a machine.
+    """The measured times of a machine."""
 
-    Attributes:
-      machine: description of the machine.
-      jax_version: jax version of the measurement.
-      date: ISO date of the measurement.
-      optimizer: name of the optimizer whose update was measured.
-      devices: numbers of devices for which `sharing`, `tick_s` and `exchange_s` were measured, from 1 on, ascending.
-      sharing: for each of `devices`, how many times as long work takes while that many devices are active.
-      tick_s: for each of `devices`, seconds of a pipeline's tick in addition to the work in it.
-      exchange_s: for each of `devices`, taken as the number of replicas, seconds per weight of a device to reduce
-        gradients and gather weights.
-      update_s: seconds of the optimizer's update per weight, while one device is active.
-      fixed_s: seconds that every step takes, whatever its work.
-      entries: the times of the measured shapes.
-      version: version of the file format.
-    """
-
-    machine: str
-    jax_version: str
-    date: str
-    optimizer: str
-    devices: tuple[int, ...]
+    machine: str  # description
+    jax_version: str  # of the measurement
+    date: str  # ISO date of the measurement
+    optimizer: str  # whose update was measured
+    devices: tuple[int, ...]  # for which `sharing`, `tick_s` and `exchange_s` were measured, from 1 on, ascending
+    # for each of `devices`, how many times as long work takes while that many devices are active
     sharing: tuple[float, ...]
-    tick_s: tuple[float, ...]
+    tick_s: tuple[float, ...]  # for each of `devices`, of a pipeline's tick, in addition to the work in it
+    # for each of `devices`, as replicas: to reduce gradients and gather weights, per weight of a device
     exchange_s: tuple[float, ...]
-    update_s: float
-    fixed_s: float
+    update_s: float  # of the optimizer's update, per weight, while one device is active
+    fixed_s: float  # that every step takes, whatever its work
     entries: tuple[Entry, ...]
-    version: int = VERSION
+    version: int = VERSION  # of the file format
 
     def validate(self, where: str) -> None:
         """Raises ConfigError, whose message begins with `where`, when a value is out of its range."""
@@ -158,14 +131,10 @@ class Profile:
         return dataclasses.replace(self, entries=(*others, entry))
 
     def at(self, name: str, number: int) -> float:
-        """A value that depends on the number of devices, interpolated linearly between measured numbers.
+        """`sharing`, `tick_s` or `exchange_s` on so many devices, interpolated linearly between measured numbers.
 
         Beyond the last measured number, `sharing` grows in proportion to the number of devices, because the processor
         is busy; the other values stay constant.
-
-        Args:
-          name: `sharing`, `tick_s` or `exchange_s`.
-          number: number of devices.
         """
         row, last = getattr(self, name), self.devices[-1]
         value = float(np.interp(number, self.devices, row))
@@ -173,12 +142,7 @@ class Profile:
 
 
 def load_profile(path: str | Path) -> Profile:
-    """Reads a profile.
-
-    Raises:
-      ConfigError: when the file is missing or is not JSON, or a field is unknown, missing, or of the wrong type or
-        range; the message names the file and the field.
-    """
+    """Reads a profile; the message of its ConfigErrors names the file and the field."""
     try:
         values = read_object(path)
     except FileNotFoundError:
@@ -191,16 +155,13 @@ def load_profile(path: str | Path) -> Profile:
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:
-    """Writes a profile for `load_profile` as a whole."""
     write_whole(path, json.dumps(dataclasses.asdict(profile), indent=1) + "\n")
 
 
 class ProfiledCostModel:
     """The times of a step of one model from a profile; replaces `CostModel`.
 
-    Args:
-      config: the config of the run; the model ignores its mesh and, of its pipeline, all but the stash.
-      profile: the profile of the machine.
+    It ignores the mesh of the config and, of its pipeline, all but the stash.
 
     Raises:
       ConfigError: when the profile has no entry of the model's dtype.
@@ -220,15 +181,6 @@ class ProfiledCostModel:
         """The times of a microbatch on a mesh; the measured times include communication inside a layer.
 
         I and W share the time of the backward pass in proportion to their work.
-
-        Args:
-          mesh: a mesh that is valid for the config (`Config.validate`).
-          num_microbatches: number of microbatches in a replica's batch.
-          recompute: what the backward pass makes again, as in `PipelineConfig`.
-
-        Raises:
-          ConfigError: when the profile has entries only with products in pieces and the mesh is without, or the other
-            way round.
         """
         examples = self._config.data.global_batch_size // mesh.data // num_microbatches
         wanted = _sized(self._config, dataclasses.replace(mesh, data=1, pipe=1), examples, recompute)
@@ -260,16 +212,8 @@ class ProfiledCostModel:
         )
 
     def step(self, mesh: MeshConfig, *, num_parameters: float, streamed_rows: int = 0) -> StepTimes:
-        """The times of a step outside the pipeline; the time of the update includes `Profile.fixed_s`.
-
-        A profile has no times of copies to and from the host, so that these are left out.
-
-        Args:
-          mesh: a mesh that is valid for the config (`Config.validate`).
-          num_parameters: number of weights on the device that holds most.
-          streamed_rows: makes no difference.
-        """
-        del streamed_rows
+        """The times of a step outside the pipeline; the time of the update includes `Profile.fixed_s`."""
+        del streamed_rows  # a profile has no times of copies to and from the host
         profile, optimizer = self._profile, self._config.optimizer
         mine = num_parameters / (mesh.data if optimizer.zero1 else 1)
         others = self._slower(mesh.num_devices) / self._slower(mesh.data)
@@ -299,14 +243,10 @@ def _in_pieces(mesh: MeshConfig) -> bool:
 
 
 def nearest_entry(entries: Sequence[Entry], config: Config) -> Entry:
-    """The entry from which to scale the times of a config.
+    """The entry from which to scale the times of a config of one microbatch.
 
     It is the entry that differs in the fewest of the choices that change how a device works, such as recomputation;
     among such entries, the one whose sizes differ by the smallest ratios.
-
-    Args:
-      entries: the entries of a profile, at least one.
-      config: a config of one microbatch.
     """
 
     def distance(entry: Entry) -> tuple[int, float]:

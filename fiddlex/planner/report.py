@@ -76,7 +76,6 @@ def _links_text(problem: Problem, best: Plan) -> list[str]:
 
 
 def _host_text(problem: Problem, best: Plan) -> list[str]:
-    """What the best plan keeps in the memory of the host, and what that costs."""
     memory = best.memory
     if not memory.of_host:
         return []
@@ -112,12 +111,7 @@ def _host_text(problem: Problem, best: Plan) -> list[str]:
 
 
 def further_text(asked: Problem, solved: Problem) -> str:
-    """What the plans set since no layout fits otherwise.
-
-    Args:
-      asked: the problem that the user posed.
-      solved: the problem that `search_further` solved, another one.
-    """
+    """What the plans set that `search_further` found for `solved`, since no layout fits `asked`."""
     before, after = asked.config, solved.config
     limit, offloads = readable_size(asked.limit), after.optimizer.offload and not before.optimizer.offload
     moves = {
@@ -182,10 +176,7 @@ def _semantics_text(problem: Problem, best: Plan, flushed: Plan | None) -> list[
 
 
 def _columns(problem: Problem, best: Plan) -> dict[str, Callable[[Plan], str]]:
-    """The table's headings, each with the function that formats a plan's cell.
-
-    Times and prices have as many decimals as give those of the best plan four figures.
-    """
+    """The table's headings, each with the function that formats a plan's cell."""
     price = best.usd_per_step
     costs = {} if price is None else {"USD/step": lambda plan: _like(price, plan.usd_per_step)}
     hosts = {"host GiB": lambda plan: gib(plan.memory.of_host)} if best.memory.of_host else {}
@@ -248,7 +239,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def as_json(problem: Problem, found: Found) -> dict[str, Any]:
-    """The plans as one JSON object."""
     return {
         "topology": problem.topology.name,
         "num_devices": problem.num_devices,
@@ -310,10 +300,10 @@ def exchange_text(mesh: MeshConfig) -> str:
 
 
 def as_python(config: Config, title: str, *, registering: str = "") -> str:
-    """A config file that gives `config`.
+    """A config file that gives `config`; it leaves out fields with their default values.
 
     Args:
-      config: the config to write; the file leaves out fields with their default values.
+      config: the config to write.
       title: first line of the file's docstring.
       registering: a config file that registers a name that `config` uses, which the file runs; empty: none.
     """

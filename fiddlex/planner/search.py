@@ -1,10 +1,8 @@
 """An exact search for the best layouts of a model on a cluster, which evaluates only a small part of the space.
 
-Each layout has a cheap lower bound on its score (for time and cost: `fiddlex.planner.bound`). The search visits layouts
-in ascending order of this bound. It ends when it has enough plans and the bound of the next layout is worse than the
-worst of them. It checks whether each visited layout fits (`fiddlex.costs.memory`), then simulates it
-(`closed_forms.batch_seconds`). Invariant: the plans are those that an evaluation of the whole space (`layouts`) would
-give, up to ties.
+The search visits layouts in ascending order of a cheap lower bound on their scores (for time and cost:
+`fiddlex.planner.bound`). It ends when it has enough plans and the bound of the next layout is worse than the worst of
+them. Invariant: the plans are those that an evaluation of the whole space (`layouts`) would give, up to ties.
 """
 
 import bisect
@@ -45,18 +43,12 @@ class Need(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-      plans: the best plans, the best first; empty: no layout fits.
-      space: number of layouts in the space.
-      simulated: number of layouts that the search simulated.
-      least: among visited layouts that do not fit, the one whose device and host lack least; None: no such layout.
-    """
-
-    plans: list[Plan]
-    space: int
-    simulated: int
+    plans: list[Plan]  # the best first; empty: no layout fits
+    space: int  # number of layouts
+    simulated: int  # number of layouts that the search simulated
+    # of visited layouts that do not fit, the one whose device and host lack least; None: no such layout
     least: Need | None
 
 
@@ -74,11 +66,7 @@ def _without_collections() -> Iterator[None]:
 
 @_without_collections()
 def search(problem: Problem, *, keep: int = 5) -> Found:
-    """Finds the best layouts.
-
-    Args:
-      problem: the problem to solve.
-      keep: largest number of plans to return.
+    """Finds the `keep` best layouts, or as many as fit.
 
     Raises:
       ConfigError: when no layout divides the model over the devices, the topology has no peak for the model's dtype, or
@@ -111,28 +99,17 @@ def evaluate(problem: Problem, layout: Layout) -> Plan:
     """The predictions for one layout, whether it fits or not.
 
     Raises:
-      ConfigError: when no link of the topology joins the layout's devices, or the topology has no peak for the
-        model's dtype.
+      ConfigError: when no link joins the layout's devices, or the topology has no peak for the model's dtype.
     """
     space = _Space(problem)
     return space.plan(layout, space.memory(layout))
 
 
 def search_further(problem: Problem, *, keep: int = 5) -> tuple[Problem, Found]:
-    """Finds the best layouts, with as much on the hosts as it takes for a layout to fit.
+    """The first problem for which a layout fits, and its best layouts; if none does, the problem as it is.
 
     It searches as the config says, then with `optimizer.offload`, then with the layers' weights on hosts too, then with
     the stash there too.
-
-    Args:
-      problem: the problem to solve.
-      keep: largest number of plans to return.
-
-    Returns:
-      The first of these problems for which a layout fits, and the result; if none does, those of the config.
-
-    Raises:
-      ConfigError: when `search` raises it.
     """
     found = search(problem, keep=keep)
     if found.plans:
@@ -182,7 +159,6 @@ class _Space:
         self._memory_once = functools.cache(self._memory)
 
     def entries(self) -> Iterator[_Entry]:
-        """All layouts with their lower bounds."""
         for _, alike in itertools.groupby(layouts(self.problem), key=self._pipeline):
             first, *others = alike
             cut = self.cut(first)
@@ -203,7 +179,6 @@ class _Space:
         return (seconds(times) + sum(step)) * (1 - _ROUNDING) * devices, 0.0
 
     def times(self, layout: Layout, cut: Cut) -> tuple[MicrobatchTimes, StepTimes]:
-        """Seconds of a layout's microbatch, and of its step outside the pipeline."""
         microbatch, step = self._times_once(layout.mesh)
         return microbatch(layout.num_microbatches, layout.recompute), step(cut.rows, layout.semantics)
 
@@ -225,13 +200,11 @@ class _Space:
         return layout.shape._replace(spills=pipeline.spills, streamed=streamed)
 
     def cut(self, layout: Layout) -> Cut:
-        """The placement of a layout's layers on stages."""
         layers = self.problem.config.model.num_layers
         number = layout.num_microbatches if layout.schedule in self._own else None
         return self._cut_once(layout.schedule, layout.mesh.pipe, layout.chunks, layers, number)
 
     def plan(self, layout: Layout, memory: Memory) -> Plan:
-        """The predictions for a layout that takes `memory`."""
         config, cut = layout.applied(self.problem.config), self.cut(layout)
         seconds, model = functools.partial(batch_seconds, self.shape(layout)), self._models[layout.semantics]
         return plan_of(self.problem, layout, config, cut.placement, *self.times(layout, cut), memory, seconds, model)

@@ -1,10 +1,10 @@
 """Settles what a config leaves to its costs: `pipeline.schedule=auto` and `pipeline.layers_per_stage=balanced`.
 
 A settled config has a table and numbers in place of the words, and everything below the planner takes settled configs
-only: `fiddlex.schedules.resolve`, training, compilation. Whoever knows what a config is for settles it:
-`fiddlex.train.step.program` for devices, `fiddlex.tools.what_if` and `fiddlex compile` for a topology or a profile.
-With both words, the search of a schedule takes even stages, and layers are then balanced for what it found. Invariant:
-the same config settles to the same table and numbers on the same kind of devices, in every process of a run.
+only. Whoever knows what a config is for settles it: `fiddlex.train.step.program` for devices, `fiddlex.tools.what_if`
+and `fiddlex compile` for a topology or a profile. With both words, the search of a schedule takes even stages, and
+layers are then balanced for what it found. Invariant: the same config settles to the same table and numbers on the same
+kind of devices, in every process of a run.
 """
 
 import logging
@@ -47,18 +47,11 @@ def settle(
 ) -> Config:
     """The config with what its costs decide in place of `auto` and `balanced`, which the log tells.
 
-    The costs are those of the profile, the topology, or the kind of devices, whichever is given; where the catalogue
-    does not have that kind, as on CPU devices, they are the numbers of operations.
-
-    Args:
-      config: a valid config; the function returns it as it is if it leaves nothing to its costs.
-      topology: the cluster; None: not known.
-      profile: measured times of the machine; None: there are none.
-      device_kind: what jax calls the kind of the devices; empty: not known.
+    The costs are those of the profile, the topology, or the kind of devices (as jax calls it), whichever is given;
+    where the catalogue does not have that kind, as on CPU devices, they are the numbers of operations.
 
     Raises:
-      ConfigError: when the config has no pipeline, as in `fiddlex.schedules.resolve.resolve`, or `train.topology` does
-        not exist.
+      ConfigError: when the config has no pipeline, as in `resolve`, or `train.topology` does not exist.
     """
     pipeline = config.pipeline
     if pipeline.schedule != AUTO and pipeline.layers_per_stage != BALANCED:

@@ -9,53 +9,32 @@ from fiddlex.simulate.clock import Costs
 
 
 class MicrobatchTimes(NamedTuple):
-    """Seconds of a microbatch on one device.
+    """Seconds of a microbatch on one device."""
 
-    Attributes:
-      forward: seconds of a layer's forward pass.
-      backward_input: seconds of a layer's input-gradient pass, with what it recomputes.
-      backward_weight: seconds of a layer's weight-gradient pass.
-      exchange: seconds of communication in a layer that nothing hides; `forward` and `backward_input`
-        include them.
-      embed: seconds of the embedding, on which all ranks work together.
-      head: seconds of the loss and its gradient, on which all ranks work together.
-      embed_backward: seconds of the embedding's gradient, on which all ranks work together.
-      edge_exchange: seconds of communication outside the layers; `embed`, `head` and `embed_backward` include them.
-      hops: seconds of a message from each pipe rank to the next; the last entry is from the last rank to the first.
-      load: seconds in which a layer's weights come from the host, where they wait there.
-      store: seconds in which a layer's gradients go to the host, where they wait there.
-      spill: seconds in which what a layer's forward pass saves goes to the host, or comes back, where it waits there.
-      sharing: slowdown while 1, 2, … ranks are active, as in `Costs`.
-      tick: seconds of every tick in addition to its work, as in `Costs`.
-    """
-
-    forward: float
-    backward_input: float
-    backward_weight: float
-    exchange: float
-    embed: float
-    head: float
-    embed_backward: float
-    edge_exchange: float
-    hops: tuple[float, ...]
-    load: float = 0.0
-    store: float = 0.0
-    spill: float = 0.0
-    sharing: tuple[float, ...] = ()
-    tick: float = 0.0
+    forward: float  # a layer's forward pass
+    backward_input: float  # a layer's input-gradient pass, with what it recomputes
+    backward_weight: float  # a layer's weight-gradient pass
+    exchange: float  # communication in a layer that nothing hides; `forward` and `backward_input` include it
+    embed: float  # the embedding, on which all ranks work together
+    head: float  # the loss and its gradient, on which all ranks work together
+    embed_backward: float  # the embedding's gradient, on which all ranks work together
+    edge_exchange: float  # communication outside the layers; `embed`, `head` and `embed_backward` include it
+    hops: tuple[float, ...]  # a message from each pipe rank to the next; the last: from the last rank to the first
+    load: float = 0.0  # a layer's weights come from the host, where they wait there
+    store: float = 0.0  # a layer's gradients go to the host, where they wait there
+    spill: float = 0.0  # what a layer's forward pass saves goes to the host, or comes back, where it waits there
+    sharing: tuple[float, ...] = ()  # factor of slowdown while 1, 2, … ranks are active, as in `Costs`
+    tick: float = 0.0  # every tick, in addition to its work, as in `Costs`
 
     @property
     def layer(self) -> float:
-        """Seconds of a layer, forward and backward."""
         return self.forward + self.backward_input + self.backward_weight
 
     @property
     def edges(self) -> float:
-        """Seconds outside the layers."""
         return self.embed + self.head + self.embed_backward
 
     def costs(self, placement: LayerPlacement) -> Costs:
-        """The costs of the stages in a placement, for the simulator's clocks."""
         layers, ranks = placement.layers_per_stage, placement.stage_ranks
         forward, inputs, weights = (
             tuple(each * time for each in layers) for time in (self.forward, self.backward_input, self.backward_weight)
@@ -89,14 +68,8 @@ class MicrobatchTimes(NamedTuple):
 
 
 class StepTimes(NamedTuple):
-    """Seconds of a step outside the pipeline, on one device.
+    """Seconds of a step outside the pipeline, on one device."""
 
-    Attributes:
-      reduce: seconds to reduce the gradients over `data`.
-      gather: seconds to gather the weights over `data`.
-      update: seconds of the optimizer's update.
-    """
-
-    reduce: float
-    gather: float
-    update: float
+    reduce: float  # the gradients are reduced over `data`
+    gather: float  # the weights are gathered over `data`
+    update: float  # the optimizer's update

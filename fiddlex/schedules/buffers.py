@@ -17,29 +17,18 @@ class Slots(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The number of buffers of each kind.
-
-    Attributes:
-      slots: number of slots of each memory.
-      versions: number of weight versions.
-      head_versions: `versions` if the first stage and the last have different delays, else 0: if weights are predicted,
-        the head then has versions of its own.
-      batches: number of batches in flight in a step: the step's own batch and later ones.
-      sums: number of batches whose gradients one chunk accumulates at the same time.
-      outer_sums: number of batches whose gradients embedding and head accumulate at the same time, until a step ends.
-      finished: number of batches for which a chunk's gradient may be complete before the batch's own step ends, or 1
-        if complete gradients go to the host; 0: complete gradients stay in the sums.
-      streamed: number of rows of the layers' weights in a transfer from the host, or of their gradients
-        (`fiddlex.schedules.weight_stream`); 0: all are on the device.
-    """
+    """The number of buffers of each kind."""
 
     slots: Slots
-    versions: int = 1
-    batches: int = 1
-    sums: int = 1
-    outer_sums: int = 1
+    versions: int = 1  # of the weights
+    batches: int = 1  # in flight in a step: the step's own batch and later ones
+    sums: int = 1  # batches whose gradients one chunk accumulates at the same time
+    outer_sums: int = 1  # batches whose gradients embedding and head accumulate at the same time, until a step ends
+    # Batches whose gradient a chunk may complete before their step ends, 1 if it goes to the host; 0: it stays in sums.
     finished: int = 0
+    # 0, or `versions` if first and last stage differ in delay: if weights are predicted, the head then has its own.
     head_versions: int = 0
+    # Rows of weights in a transfer from the host, or of gradients to it (`weight_stream`); 0: all are on the device.
     streamed: int = 0
 
 

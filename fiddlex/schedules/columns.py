@@ -13,25 +13,16 @@ KIND_NUMBERS = {kind: number for number, kind in enumerate(Kind)}
 
 
 class Columns(NamedTuple):
-    """The fields of every action, each an int64 array [action] indexed by the action's number (`Schedule.numbered`).
-
-    Attributes:
-      rank: rank that runs the action.
-      stage: stage of the model that the action computes.
-      kind: kind of the action, as its number in `KIND_NUMBERS`.
-      microbatch: microbatch of the action.
-      tick: tick in which the action runs.
-    """
+    """The fields of every action, each an int64 array [action] indexed by the action's number (`Schedule.numbered`)."""
 
     rank: np.ndarray
     stage: np.ndarray
-    kind: np.ndarray
+    kind: np.ndarray  # the kind's number in `KIND_NUMBERS`
     microbatch: np.ndarray
     tick: np.ndarray
 
     @classmethod
     def of(cls, schedule: Schedule, ticks: Ticks) -> "Columns":
-        """Makes the arrays from a schedule and the ticks of its actions."""
         number = len(schedule.numbered)
         stage, kind, microbatch = (map(operator.itemgetter(i), schedule.numbered) for i in range(3))
         return cls(

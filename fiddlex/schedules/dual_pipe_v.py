@@ -2,17 +2,17 @@
 
 The order is that of `ScheduleDualPipeV` in torch.distributed.pipelining: DeepSeek's DualPipe (DeepSeek-V3 technical
 report, section 3.2.1), cut in half so that no two ranks hold the same weights. In the middle of a batch each rank runs
-a forward on one of its stages and then a backward on the other, which do not depend on each other, so that the
-communication of one may run beside the products of the other.
+a forward on one of its stages and then a backward on the other. Neither needs the other, so the communication of one
+may run beside the products of the other.
 
 From 2p−1 microbatches on, the bubble is (p−1)(F+I−W) for W ≤ I ≤ F ≤ I+W, where F, I and W are the times of one stage.
 The published bubble, (p−1)(F&B + B − 3W) with B = I+W, is larger where F&B = F+B: there a pair is one action, so that
-the next rank gets the forward's output only when the backward is done, too. With fewer microbatches the bubble grows by
-2W for each microbatch down to p, and then by F+I for each. Invariant: for any number of microbatches, a rank never
-holds more activations than p + 1/2 microbatches of the whole rank.
+the next rank gets the forward's output only after the backward. With fewer microbatches the bubble grows by 2W for each
+microbatch down to p, and then by F+I for each. Invariant: for any number of microbatches, a rank never holds more
+activations than p + 1/2 microbatches of the whole rank.
 
 The ticks keep the order (`Schedule.strict`). If a forward and a backward shared a tick, each of the 4p − 2 ticks in
-which a microbatch goes there and back would take as long as both, so that a batch would be slower and hold as much.
+which a microbatch goes there and back would take as long as both, so a batch would be slower and hold as much.
 """
 
 import collections
@@ -39,9 +39,8 @@ def _most_split(pipe: int, num_microbatches: int) -> int:
 def dual_pipe_v(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedule:
     """A forward on one stage, then a whole backward on the other, in turn; the first and last backwards are split.
 
-    Rank r holds stages r and 2p−1−r, as in `zb_v`. It splits its first p−r−1 backwards and its last p. With fewer than
-    2p−1 microbatches, the order is that of 2p−1 with the surplus microbatches removed; the removal keeps the order
-    legal and needs no more memory.
+    Rank r holds stages r and 2p−1−r, and splits its first p−r−1 backwards and its last p. With fewer than 2p−1
+    microbatches the order is that of 2p−1 without the surplus microbatches, which stays legal and needs no more memory.
     """
     del chunks  # two stages per rank; make_schedule refuses any other number
     rows = [
@@ -56,10 +55,7 @@ def dual_pipe_v(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedul
 
 
 def _order(rank: int, pipe: int, num_microbatches: int) -> list[Action]:
-    """One rank's actions, for at least 2p−1 microbatches.
-
-    `d` is the rank's stage on the way down the V, `u` its stage on the way up. A W takes the oldest I that has none.
-    """
+    """One rank's actions, for at least 2p−1 microbatches; a W takes the oldest I that has none."""
     below, drain = pipe - rank - 1, ("u", "d") * (rank + 1)
     steps = (
         *["dF"] * (2 * below),
@@ -72,7 +68,7 @@ def _order(rank: int, pipe: int, num_microbatches: int) -> list[Action]:
         *["W", "dI"] * below,
         *["W"] * (rank + 1),
     )
-    stages = {"d": rank, "u": 2 * pipe - 1 - rank}
+    stages = {"d": rank, "u": 2 * pipe - 1 - rank}  # on the way down the V and up
     next_microbatch: collections.Counter[tuple[str, bool]] = collections.Counter()
     split: collections.deque[Action] = collections.deque()
     row = []

@@ -1,8 +1,7 @@
 """Schedules that a function in a user's Python file makes (`fiddlex.config.user_code.own_functions`).
 
-The function takes the keyword arguments of the generators (`fiddlex.schedules.generators`) and returns a `Schedule`.
-Invariant: what `load_function` returns gives a schedule whose parts have the right types, or raises a ScheduleError
-that names file and line.
+The function takes the keyword arguments of the generators and returns a `Schedule`. Invariant: what `load_function`
+returns gives a schedule whose parts have the right types, or raises a ScheduleError that names file and line.
 """
 
 import functools
@@ -19,11 +18,7 @@ _OWN = Own("schedule", "(*, pipe, chunks=1, num_microbatches)", ScheduleError)
 
 
 def load_function(path: str, function: str) -> Generator:
-    """The generator that is a function in a Python file, the same one as long as the file has not changed.
-
-    Raises:
-      ScheduleError: when `Own.load` raises it.
-    """
+    """The generator that is a function in a Python file, the same one as long as the file has not changed."""
     return _generator(_OWN.load(path, function), path, f"{path}:{function}")
 
 
@@ -46,11 +41,7 @@ def _made(function: Callable[..., Any], path: str, named: str, **sizes: int) -> 
 
 
 def _checked(schedule: Schedule, name: str) -> Schedule:
-    """The schedule under another name, with tuples for its rows; it keeps its order.
-
-    Raises:
-      ScheduleError: when a part of it has a wrong type.
-    """
+    """The schedule under another name, with tuples for its rows and the types of its parts checked; it is strict."""
     rows, placement = schedule.actions, schedule.placement
     if not _is_sequence(rows) or not all(map(_is_sequence, rows)):
         raise ScheduleError("its actions must be a tuple with a tuple of actions for each rank.")

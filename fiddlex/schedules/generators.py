@@ -83,11 +83,8 @@ def one_forward_one_backward(*, pipe: int, chunks: int = 1, num_microbatches: in
 def interleaved_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """1F1B with v = `chunks` stages per rank: 1/v of the bubble of 1F1B, at the price of more hops.
 
-    Rank r holds stages r, r+p, …. A rank runs p microbatches through its first chunk, then the same p through its next
-    chunk, and so on. Rank r warms up with 2(p−r−1) + (v−1)p forwards.
-
-    Raises:
-      ScheduleError: when the microbatches are not a multiple of the ranks.
+    Rank r holds stages r, r+p, …, and warms up with 2(p−r−1) + (v−1)p forwards. A rank runs p microbatches through its
+    first chunk, then the same p through its next chunk, and so on; their number must be a multiple of p.
     """
     if num_microbatches % pipe:
         below = num_microbatches // pipe * pipe
@@ -119,9 +116,9 @@ def interleaved_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Sc
 def breadth_first(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """All microbatches through the first chunk of every rank, then all through the next, and back in the same way.
 
-    Rank r holds stages r, r+p, …, as in `interleaved_1f1b`, with 1/v of the bubble of 1F1B if there are at least as
-    many microbatches as ranks. All microbatches are in flight at once. A rank takes up each chunk twice in a batch, so
-    that weights on the host (`fiddlex.schedules.weight_stream`) come a fixed number of times.
+    Rank r holds stages r, r+p, …. The bubble is 1/v of 1F1B's if there are at least as many microbatches as ranks. All
+    microbatches are in flight at once. A rank takes up each chunk twice in a batch, so that weights on the host
+    (`fiddlex.schedules.weight_stream`) come a fixed number of times.
     """
     rows = []
     for rank in range(pipe):
@@ -176,19 +173,15 @@ def make_schedule(
     Args:
       name: a key of `GENERATORS`; `file:PATH.csv` for a table in the form of `fiddlex.schedules.text.from_csv`; or
         `PATH.py:FUNCTION` for a function as `fiddlex.schedules.functions` takes it.
-      pipe: number of ranks, `mesh.pipe`; None: the number in the table.
-      chunks: largest number of stages on a rank, `pipeline.num_chunks`; None: the number in the table, or the
-        generator's default.
-      num_microbatches: microbatches in the batch of one replica, `pipeline.num_microbatches`; None: the number in the
-        table.
-      order: `strict` or `ahead`, see `Schedule.strict`; `auto`: strict for files of the user's, and what the function
-        of a name gives.
-      words: the names of these three sizes in error messages: config fields, or flags.
+      pipe: number of ranks; None: the number in the table.
+      chunks: largest number of stages on a rank; None: the number in the table, or the generator's default.
+      num_microbatches: microbatches in the batch of one replica; None: the number in the table.
+      order: `strict` or `ahead`, see `Schedule.strict`; `auto`: strict for a user's file, else as the schedule says.
+      words: the names of the three sizes in error messages: config fields, or flags.
 
     Raises:
-      ScheduleError: when no schedule has this name (the error gives its name here, or the nearest name), a size is
-        missing, the schedule does not exist for these sizes (the error lists all that differ), a file cannot be read or
-        fails, or the actions break a rule (the error shows the grid).
+      ScheduleError: when no schedule has this name, a size is missing, the schedule does not exist for these sizes, a
+        file cannot be read or fails, or the actions break a rule (the error shows the grid).
     """
     asked = (pipe, chunks, num_microbatches)
     for word, value in zip(words, asked, strict=True):
@@ -215,11 +208,7 @@ def make_schedule(
 
 
 def generator_of(name: str) -> Generator:
-    """The function behind a name, `PATH.py:FUNCTION`, or `file:PATH.csv`; that of a table gives it for any sizes.
-
-    Raises:
-      ScheduleError: when there is none (the error gives its name here, or the nearest name).
-    """
+    """The function behind a name, `PATH.py:FUNCTION`, or `file:PATH.csv`; that of a table gives it for any sizes."""
     source = source_of(name)
     if source.kind is From.FUNCTION:
         return load_function(source.path, source.function)
@@ -257,7 +246,6 @@ def _generator_of_table(path: str, name: str) -> Generator:
 
 
 def _check_sizes(name: str, schedule: Schedule, asked: Sequence[int | None], words: Sequence[str]) -> None:
-    """Raises ScheduleError, listing all sizes that differ, when a schedule has other sizes than were asked for."""
     sizes = (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches)
     rows = [row for row in zip(words, sizes, asked, strict=True) if row[2] not in (None, row[1])]
     wrong = ", ".join(f"{word}={has} (not {value})" for word, has, value in rows)

@@ -1,10 +1,8 @@
 """Lowers a schedule to one table of ticks, the only form that the executor reads.
 
-A row of the table is what one device does in one tick: which chunk and microbatch its three slots run, where their
-inputs are, and where arriving messages go. Memory is allocated by lifetime. A slot of the stash (what a forward saves
-for its backward), of the weight stash (what an I saves for its W) or of an inbox is allocated when it is written and
-freed after its last read. Each memory has as many slots as are ever in use at once on one rank. Each inbox has one more
-slot, the trash, for what idle neighbours send.
+Memory is allocated by lifetime: a slot of the stash (what a forward saves for its backward), of the weight stash (what
+an I saves for its W) or of an inbox is taken when it is written and freed after its last read. Each memory has as many
+slots as are ever in use at once on one rank; each inbox has one more, the trash, for what idle neighbours send.
 
 With `spills`, what a forward saves can wait on the host. It is copied there (a spill) in the tick of the rank's next
 forward, and back (a fetch) in the tick of the rank's last backward before its own, so that each copy has a slot of work
@@ -34,36 +32,20 @@ from fiddlex.schedules.ticks import SLOTS, Ticks, fills_pairs, place
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-    """A schedule as the executor runs it.
-
-    Attributes:
-      schedule: the schedule that was lowered.
-      ticks: the tick of each action, `[rank][position]`.
-      scores_between: whether the head scores between the forward and the backward slot, so that the last stage can turn
-        its forward into a gradient within a tick. If no tick runs both, the head scores at the tick's end, where all
-        ranks synchronize anyway; between the slots, they would synchronize once more.
-      table: int32 [tick, rank, column], see `table.Tick`.
-      forward_shifts: the distances that activations travel, in ranks ahead modulo p, 0 … p−1, each distance once.
-      backward_shifts: the distances that gradients travel, in ranks ahead modulo p, 0 … p−1, each distance once.
-      forward_inbox_slots: number of slots of the activation inbox, without the trash, which is the slot after them.
-      backward_inbox_slots: number of slots of the gradient inbox, without the trash, which is the slot after them.
-      stash_slots: number of slots of the stash.
-      weight_stash_slots: number of slots of the weight stash.
-      host_stash_slots: number of slots of the host stash, without the trash, which is the slot after them; 0 if nothing
-        is spilled.
-    """
+    """A schedule as the executor runs it."""
 
     schedule: Schedule
-    ticks: Ticks
+    ticks: Ticks  # of each action, [rank][position]
+    # Whether the head scores between a tick's forward and backward slots; else at its end, as no tick runs both.
     scores_between: bool
-    table: np.ndarray
-    forward_shifts: tuple[int, ...]
-    backward_shifts: tuple[int, ...]
-    forward_inbox_slots: int
-    backward_inbox_slots: int
-    stash_slots: int
-    weight_stash_slots: int
-    host_stash_slots: int
+    table: np.ndarray  # int32 [tick, rank, column], see `table.Tick`
+    forward_shifts: tuple[int, ...]  # distances that activations travel, in ranks ahead modulo p, each once
+    backward_shifts: tuple[int, ...]  # distances that gradients travel, in ranks ahead modulo p, each once
+    forward_inbox_slots: int  # for activations; without the trash, which is the slot after them
+    backward_inbox_slots: int  # for gradients; without the trash, which is the slot after them
+    stash_slots: int  # for what forwards save for their backwards
+    weight_stash_slots: int  # for what I saves for W
+    host_stash_slots: int  # without the trash, which is the slot after them; 0 if nothing is spilled
 
     @property
     def num_ticks(self) -> int:
@@ -113,16 +95,14 @@ def lower(schedule: Schedule, semantics: Semantics | None = None, *, spills: boo
 
 
 class _Lowering:
-    """Fills the table: first the work, then the slots, one kind of memory after another.
-
-    Arrays refer to actions by their numbers (`Columns`); -1 means no action.
-    """
+    """Fills the table: the work, then the slots. Arrays refer to actions by number (`Columns`); -1: no action."""
 
     def __init__(self, schedule: Schedule, semantics: Semantics | None, *, spills: bool):
         self.schedule, self.ticks, self._spills = schedule, place(schedule, semantics), spills
         self._columns = Columns.of(schedule, self.ticks)
         self._batch_size = semantics.batch_size if semantics else schedule.num_microbatches
         self._last_stage = schedule.num_stages - 1
+        # At a tick's end all ranks synchronize anyway; to score between the slots, they synchronize once more.
         self._scores_between = fills_pairs(schedule)
         self._accesses = accesses(scores_between=self._scores_between)
         self._neighbour = np.asarray(schedule.needs.neighbour)
@@ -235,13 +215,11 @@ class _Lowering:
         return _Waits(spill, fetch, late, can_spill & first)
 
     def _neighbouring(self, numbers: np.ndarray, others: np.ndarray, *, after: bool) -> np.ndarray:
-        """The tick of the first of the actions `others` after each action on its rank, or of the last before it.
-
-        -1 where there is none. Neither counts an action of the same tick.
-        """
+        """The tick of the first of `others` after each action on its rank, or of the last before it; -1: none."""
         length = len(self._table) + 1  # the moments of two ranks never meet
         times = self._columns.rank * length + self._columns.tick
         known = np.sort(times[others])
+        # Others of the same tick do not count.
         place = np.searchsorted(known, times[numbers], side="right" if after else "left") - (not after)
         found = known[np.clip(place, 0, len(known) - 1)] if len(known) else np.full(len(numbers), -1)
         there = (place >= 0) & (place < len(known)) & (found // length == self._columns.rank[numbers])
@@ -306,15 +284,9 @@ class _Lowering:
         return self._fill_trash(_number(slots), trash)
 
     def _slots(self, owners: np.ndarray, written: np.ndarray, read: np.ndarray) -> np.ndarray:
-        """Assigns slots to the values that each rank stores, with as few slots as possible.
+        """Assigns slots to the values that each rank stores, as few as possible; returns the slot of each value.
 
-        Args:
-          owners: for each value, the number of an action on the rank that stores it.
-          written: the moment at which each value is written.
-          read: the moment at which each value is last read.
-
-        Returns:
-          The slot of each value.
+        For each value, `owners` has an action on its rank, `written` and `read` the moments of its write and last read.
         """
         ranks = self._columns.rank[owners]
         order = np.lexsort((written, ranks))
@@ -338,7 +310,6 @@ class _Lowering:
         return len(TickPhase) * tick + self._accesses[column].phase
 
     def _put(self, numbers: np.ndarray, column: str, values: np.ndarray | int) -> None:
-        """Writes `values` into a column of the table, in the ticks and ranks of the actions `numbers`."""
         self._table[self._columns.tick[numbers], self._columns.rank[numbers], COLUMNS[column]] = values
 
     def _fill_trash(self, num_slots: int, columns: Sequence[int]) -> int:
@@ -360,22 +331,15 @@ class _Lowering:
 
 
 class _Waits(NamedTuple):
-    """For each value of the stash, the time during which it can wait on the host.
+    """For each value of the stash, the time during which it can wait on the host."""
 
-    Attributes:
-      spill: the tick in which it is copied to the host.
-      fetch: the tick in which it is copied back.
-      before_weight: whether it waits between I and W, and not before B or I.
-      can_spill: whether both ticks exist and come in this order.
-    """
-
-    spill: np.ndarray
-    fetch: np.ndarray
-    before_weight: np.ndarray
+    spill: np.ndarray  # tick of the copy to the host
+    fetch: np.ndarray  # tick of the copy back
+    before_weight: np.ndarray  # whether it waits between I and W, and not before B or I
+    # Whether both ticks exist, in this order, and no value before it on its rank has the same spill tick.
     can_spill: np.ndarray
 
     def at(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ticks of the spills and fetches of some values."""
         return self.spill[values], self.fetch[values]
 
 

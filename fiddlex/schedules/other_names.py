@@ -1,8 +1,7 @@
 """Names under which papers and other systems know schedules, and the name of each schedule here.
 
-A schedule has one name here, and `make_schedule` takes no other; its error tells a reader of a paper the right one.
-Capitals, spaces, hyphens, underscores and a leading "Schedule", as in the classes of torch.distributed.pipelining, make
-no difference.
+`make_schedule` takes only the names here; its error tells a reader of a paper the right one. Capitals, spaces, hyphens,
+underscores and a leading "Schedule", as in the classes of torch.distributed.pipelining, make no difference.
 """
 
 import re
@@ -29,15 +28,7 @@ _INTERLEAVED_ZERO_BUBBLE = (  # torch; of one stage on each rank, its order is t
 
 
 def told_name(name: str, names: Iterable[str]) -> str | None:
-    """Says what a schedule that another system or a paper calls `name` is called here.
-
-    Args:
-      name: a name that no schedule has here.
-      names: the names of the schedules here.
-
-    Returns:
-      A clause with a full stop, as in "it is called zb_v here."; None if the name is not known.
-    """
+    """What a schedule that others call `name` is called here, as in "it is called zb_v here."; None: unknown."""
     plain = _plain(name)
     if plain == "interleavedzerobubble":
         return _INTERLEAVED_ZERO_BUBBLE

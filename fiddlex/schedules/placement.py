@@ -19,24 +19,17 @@ PADDING = -1
 
 @dataclasses.dataclass(frozen=True)
 class LayerPlacement:
-    """The layers of each stage and the rank of each stage.
+    """The layers of each stage and the rank of each stage."""
 
-    Attributes:
-      stage_ranks: rank of each stage (`Schedule.placement`).
-      layers_per_stage: number of layers of each stage, at least one.
-    """
-
-    stage_ranks: tuple[int, ...]
-    layers_per_stage: tuple[int, ...]
+    stage_ranks: tuple[int, ...]  # as in `Schedule.placement`
+    layers_per_stage: tuple[int, ...]  # at least one each
 
     @property
     def num_layers(self) -> int:
-        """Number of layers of the model."""
         return sum(self.layers_per_stage)
 
     @property
     def num_ranks(self) -> int:
-        """Number of devices along the pipe axis."""
         return 1 + max(self.stage_ranks)
 
     @functools.cached_property
@@ -54,12 +47,10 @@ class LayerPlacement:
 
     @property
     def most_layers_of_rank(self) -> int:
-        """Number of layers of the rank that has most."""
         return max(sum(self.layers_per_stage[stage] for stage in stages) for stages in self.chunks)
 
     @property
     def rows_per_chunk(self) -> int:
-        """Number of rows of each chunk: the number of layers of the largest stage."""
         return max(self.layers_per_stage)
 
     @property
@@ -105,17 +96,9 @@ class LayerPlacement:
 
 
 def place_layers(stage_ranks: Sequence[int], num_layers: int, layers_per_stage: str = "") -> LayerPlacement:
-    """Cuts the layers into stages.
+    """Cuts the layers into stages as `layers_per_stage` says, as in `3,2,3`; empty: evenly, the larger stages first.
 
-    Args:
-      stage_ranks: rank of each stage.
-      num_layers: number of layers of the model.
-      layers_per_stage: the number of layers of each stage, as in `3,2,3`; empty: as even as possible, with the larger
-        stages first.
-
-    Raises:
-      ConfigError: when the model has fewer layers than stages, or `layers_per_stage` does not fit the stages or layers,
-        or is the word `balanced`, which `fiddlex.planner.settle` replaces by numbers.
+    `balanced` is refused here, since `fiddlex.planner.settle` replaces it by numbers.
     """
     num_stages = len(stage_ranks)
     if not layers_per_stage:

@@ -21,36 +21,19 @@ from fiddlex.schedules.semantics import Semantics
 
 
 def coefficients(config: Config) -> tuple[float, ...]:
-    """The factors of the last updates, newest first, that add up to p; for `momentum`, that of the next update.
-
-    Args:
-      config: a valid config with prediction.
-    """
+    """The factors of the last updates, newest first, that add up to p; for `momentum`, that of the next update."""
     pipeline, momentum = config.pipeline, config.optimizer.decay_of_momentum
     factors = (1 + momentum, -momentum) if pipeline.stores_last_update else (1.0,)
     return tuple(pipeline.prediction_scale * factor for factor in factors)
 
 
 def stage_factors(config: Config, semantics: Semantics) -> np.ndarray:
-    """What each stage multiplies its updates with, float32 [update, stage]: its delay times `coefficients`.
-
-    Args:
-      config: a valid config with prediction.
-      semantics: the delays of the stages.
-    """
+    """What each stage multiplies its updates with, float32 [update, stage]: its delay times `coefficients`."""
     return np.outer(coefficients(config), semantics.delays).astype(np.float32)
 
 
 def check_delays(config: Config, all_semantics: dict[str, Semantics]) -> None:
-    """Checks that a config with prediction has something to predict.
-
-    Args:
-      config: a valid config.
-      all_semantics: the semantics of the run's phases, by name.
-
-    Raises:
-      ConfigError: when no stage has a delay in any phase of the run.
-    """
+    """Raises ConfigError when weights are predicted, but no stage has a delay in any phase of the run."""
     if config.pipeline.prediction == "none" or any(max(each.delays) for each in all_semantics.values()):
         return
     raise ConfigError(

@@ -1,9 +1,9 @@
 """Schedules that repeat one block: the F and I of a microbatch on all ranks, every so many units of time.
 
-"Pipeline Parallelism with Controllable Memory" (Qi et al., NeurIPS 2024), section 3, describes schedules in this way.
-All actions take one unit here. A block gives a whole schedule if no two actions of a rank meet when it repeats. F and I
-keep the order of the blocks, except where their rank would wait, as it does while the pipeline fills and drains. There
-a W runs, or, if there is none, the first F or I that can. A W also runs where the rank's memory is full.
+Source: "Pipeline Parallelism with Controllable Memory" (Qi et al., NeurIPS 2024), section 3. All actions take one unit
+here. A block gives a whole schedule if no two actions of a rank meet when it repeats. F and I keep the order of the
+blocks, except where their rank would wait, as it does while the pipeline fills and drains. There a W runs, or, if there
+is none, the first F or I that can. A W also runs where the rank's memory is full.
 """
 
 import collections
@@ -17,15 +17,10 @@ _ROUNDING = 1e-9  # relative; sums of amounts differ by less
 
 
 class Block(NamedTuple):
-    """The start of each F and I of a microbatch, and the units after which the next microbatch follows.
+    """The start of each F and I of a microbatch, and the units after which the next microbatch follows."""
 
-    Attributes:
-      starts: (stage, F or I) → unit.
-      period: units between two microbatches.
-    """
-
-    starts: dict[tuple[int, Kind], int]
-    period: int
+    starts: dict[tuple[int, Kind], int]  # (stage, F or I) → unit
+    period: int  # units between two microbatches
 
 
 def passes_of(placement: Sequence[int]) -> list[list[tuple[int, Kind]]]:
@@ -46,13 +41,10 @@ def passes_of(placement: Sequence[int]) -> list[list[tuple[int, Kind]]]:
 def even_block(placement: Sequence[int], paces: Sequence[int], *, loss_wait: int = 0) -> Block | None:
     """A block whose passes go from rank to rank at an even pace, each as early as no two actions of a rank meet.
 
-    Args:
-      placement: the rank of each stage.
-      paces: for each of `passes_of`, the units from one rank's action to the next one's.
-      loss_wait: the fewest units between the last F and the first I.
+    Its period is the work of the rank with most stages. The block is None if a pass would wait too long.
 
-    Returns:
-      The block, whose period is the work of the rank with most stages; None if a pass would wait too long.
+    For each of `passes_of`, `paces` has the units from one rank's action to the next one's. `loss_wait` is the fewest
+    units between the last F and the first I.
     """
     ranks = range(1 + max(placement))
     period = 3 * max(map(list(placement).count, ranks))
@@ -85,18 +77,9 @@ def repeated(
     room: Sequence[float],
     amounts: Sequence[float],
 ) -> Schedule:
-    """Repeats a block for every microbatch.
+    """Repeats a block for every microbatch; a rank holds no more than its `room` unless its F and I alone do.
 
-    Args:
-      name: name of the schedule.
-      placement: the rank of each stage.
-      block: the block.
-      num_microbatches: microbatches in the batch.
-      room: the most that each rank may hold.
-      amounts: what one microbatch of each stage takes from its F to the end of its W.
-
-    Returns:
-      The schedule. A rank holds no more than its room unless its F and I alone do.
+    `amounts` is what one microbatch of each stage takes from its F to the end of its W.
     """
     rows: list[list[tuple[int, Action]]] = [[] for _ in room]
     for (stage, kind), start in block.starts.items():
@@ -109,17 +92,7 @@ def repeated(
 def _with_weights(
     rows: Sequence[Sequence[Action]], placement: Sequence[int], *, room: Sequence[float], amounts: Sequence[float]
 ) -> tuple[tuple[Action, ...], ...]:
-    """Adds the W of every I, and runs the actions of each rank in the order of the module's docstring.
-
-    Args:
-      rows: the F and I of each rank, in order; together they can run to their end.
-      placement: the rank of each stage.
-      room: the most that each rank may hold.
-      amounts: what one microbatch of each stage takes from its F to the end of its W.
-
-    Returns:
-      The rows with W. A rank holds no more than its room unless its F and I alone do.
-    """
+    """Adds the W of every I to the F and I of each rank, and orders them as the module's docstring says."""
     ranks = [_Rank(row, most, amounts) for row, most in zip(rows, room, strict=True)]
     full: list[list[Action]] = [[] for _ in rows]
     done, awake = set[Action](), set(range(len(rows)))

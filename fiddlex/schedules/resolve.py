@@ -1,8 +1,7 @@
 """From a config to its pipeline: the only module that combines schedule, semantics and layer placement.
 
-Training runs the pipeline that `resolve` returns, ahead-of-time compilation compiles it, and predictions of time and
-memory start from it, except where the planner can predict a long pipeline without lowering it whole
-(`fiddlex.planner.closed_forms`).
+Training, ahead-of-time compilation and predictions start from what `resolve` returns, except where the planner can
+predict a long pipeline without lowering it whole (`fiddlex.planner.closed_forms`).
 """
 
 import dataclasses
@@ -25,21 +24,14 @@ from fiddlex.schedules.windows import Windows, common_spec, unroll
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """What the pipeline of a run does.
+    """What the pipeline of a run does."""
 
-    Attributes:
-      lowered: the schedule of one batch on its ticks.
-      placement: the layers of each stage.
-      phases: the phases of the run, each with its semantics; those of `auto` before the run has decided anything.
-      windows: for each semantics of the run, by name, the windows of a schedule that continues from batch to batch;
-        empty when the run flushes after every batch.
-      stream: when weights come from the host and gradients go there; None: they are on the devices.
-    """
-
-    lowered: Lowered
+    lowered: Lowered  # the schedule of one batch on its ticks
     placement: LayerPlacement
-    phases: tuple[Phase, ...]
+    phases: tuple[Phase, ...]  # of the run; under `auto`, those before the run has decided anything
+    # By semantics, where the schedule continues from batch to batch; empty: the run flushes after every batch.
     windows: Mapping[str, Windows]
+    # When weights come from the host and gradients go there; None: they are on the devices.
     stream: WeightStream | None = None
 
     @functools.cached_property
@@ -56,15 +48,7 @@ class Pipeline:
 
 
 def resolve(config: Config) -> Pipeline:
-    """Builds the pipeline of a config.
-
-    Args:
-      config: a valid config.
-
-    Raises:
-      ConfigError: when the schedule does not exist for these sizes, the layers cannot be cut into its stages, the
-        semantics do not exist, the schedule cannot run with the semantics, or weights are predicted without a delay.
-    """
+    """The pipeline of a config; raises ConfigError if schedule, sizes, layers, semantics or prediction do not fit."""
     pipeline = config.pipeline
     schedule = schedule_of(config, pipeline.num_microbatches)
     placement = place_layers(schedule.placement, config.model.num_layers, pipeline.layers_per_stage)
@@ -84,11 +68,7 @@ def resolve(config: Config) -> Pipeline:
 
 
 def schedule_of(config: Config, num_microbatches: int) -> Schedule:
-    """Returns the schedule of a config for any number of microbatches, proven legal.
-
-    Raises:
-      ConfigError: when the schedule does not exist for these sizes.
-    """
+    """The schedule of a config for any number of microbatches, proven legal; raises ConfigError where there is none."""
     mesh, pipeline = config.mesh, config.pipeline
     try:
         return make_schedule(
@@ -107,16 +87,7 @@ def schedule_of(config: Config, num_microbatches: int) -> Schedule:
 
 
 def stream_of(config: Config, lowered: Lowered, placement: LayerPlacement) -> WeightStream:
-    """Returns when weights come from the host in a pipeline of a config.
-
-    Args:
-      config: a config with `pipeline.weights_memory=host`.
-      lowered: the schedule of a batch.
-      placement: the placement of the layers.
-
-    Raises:
-      ConfigError: when they cannot come from the host in this schedule (`weight_stream.stream_weights`).
-    """
+    """When weights come from the host, under `pipeline.weights_memory=host`."""
     try:
         return stream_weights(lowered, rows_per_chunk=placement.rows_per_chunk)
     except ScheduleError as error:
@@ -128,11 +99,6 @@ def stream_of(config: Config, lowered: Lowered, placement: LayerPlacement) -> We
 
 
 def semantics_of(config: Config, name: str, *, num_stages: int) -> Semantics:
-    """Returns the semantics `name` for the pipeline of a config.
-
-    Raises:
-      ConfigError: when no semantics has this name, or the semantics need more microbatches.
-    """
     pipe, m = config.mesh.pipe, config.pipeline.num_microbatches
     if name == "2bw" and m < pipe:
         raise ConfigError(

@@ -2,9 +2,8 @@
 
 A stage is a piece of the model and belongs to one rank. The stages on one rank are the rank's chunks. Each rank runs
 its own list in order, and each action waits for what it needs from the neighbouring stage. So a schedule holds an order
-but no times: times come from a clock (`fiddlex.simulate`) or from `fiddlex.schedules.lowering`. Actions print and parse
-as the published `stage kind microbatch` tokens, for example `2F0`. Invariant: this module knows no model, no schedule
-by name, and no jax. A `Schedule` may break the rules; `fiddlex.schedules.validate` checks them.
+but no times: times come from a clock (`fiddlex.simulate`) or from `fiddlex.schedules.lowering`. Invariant: this module
+knows no model, no schedule by name, and no jax. A `Schedule` may break the rules that `validate` checks.
 """
 
 import collections
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 from fiddlex.errors import ScheduleError
 
-NOTHING, MISSING = -1, -2  # stand for an action's number in `Needs`
+NOTHING, MISSING = -1, -2  # in `Needs`: the action needs none; what it needs is not in the schedule
 
 _TOKEN = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
 
@@ -38,7 +37,7 @@ _F, _B, _I, _W = Kind  # module names, since looking up enum members is slow
 
 
 class Action(NamedTuple):
-    """One piece of work: `kind` for one microbatch on one stage."""
+    """One piece of work: `kind` for one microbatch on one stage, printed as stage, kind and microbatch, as in `2F0`."""
 
     stage: int
     kind: Kind
@@ -49,11 +48,7 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, token: str) -> "Action":
-        """Parses a token that `str` of an action returns.
-
-        Raises:
-          ScheduleError: when `token` is not a stage, followed by one of F, B, I, W, followed by a microbatch.
-        """
+        """Parses a token as `str` prints it, for example `2F0`; raises ScheduleError for any other text."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             raise ScheduleError(
@@ -79,11 +74,7 @@ class Action(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """For each action, by its number (`Schedule.numbered`), the numbers of the actions that it waits for.
-
-    Numbers let loops over all actions avoid hashing. An entry is `NOTHING` where the action needs none, and `MISSING`
-    where the action it waits for is not in the schedule.
-    """
+    """For each action the numbers (`Schedule.numbered`) of those that it waits for; numbers let loops avoid hashing."""
 
     neighbour: list[int]  # the needed action of the previous or next stage
     own: list[int]  # the needed action of the action's own stage
@@ -91,22 +82,14 @@ class Needs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Each rank's ordered actions, and the rank of each stage.
+    """Each rank's ordered actions, and the rank of each stage."""
 
-    Attributes:
-      name: name of the schedule, for messages.
-      actions: the actions of each rank in order, `[rank][position]`.
-      placement: the rank of each stage, [stage].
-      strict: whether each rank runs one action per tick, in its order; otherwise a forward and a whole backward (B)
-        share a tick, and forwards run ahead of backwards (`fiddlex.schedules.ticks`).
-      notes: how a table was read, for people. Schedules that differ only in their notes are equal.
-    """
-
-    name: str
-    actions: tuple[tuple[Action, ...], ...]
-    placement: tuple[int, ...]
+    name: str  # for messages
+    actions: tuple[tuple[Action, ...], ...]  # of each rank in order, [rank][position]
+    placement: tuple[int, ...]  # the rank of each stage
+    # Whether a rank runs one action per tick, in order; else F and whole B share ticks, and F may run ahead (`ticks`).
     strict: bool = False
-    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # how a table was read, for people
 
     @property
     def num_ranks(self) -> int:
@@ -168,17 +151,10 @@ class Schedule:
 
 
 def execution_order(schedule: Schedule) -> Iterator[tuple[int, int]]:
-    """Yields the actions in an order in which they can run: each one after all that it needs.
+    """Yields rank and number of each action in an order in which they can run: each one after all that it needs.
 
-    Every rank is a queue of actions. The runtime is linear in the number of actions. The order is one of many
-    topological orders; any of them is enough to compute a clock.
-
-    Args:
-      schedule: any schedule, legal or not.
-
-    Yields:
-      Rank and number of an action. The iterator ends early, without an error, when every unfinished rank waits for an
-      action that can never run.
+    Any such order is enough to compute a clock. In an illegal schedule, the iterator ends early, without an error, when
+    every unfinished rank waits for an action that can never run. The runtime is linear in the number of actions.
     """
     neighbour, own = schedule.needs
     done = bytearray(len(own) + 2)
@@ -207,9 +183,6 @@ def alternate(forwards: Sequence[Action], backwards: Sequence[Action], *, warmup
       forwards: one rank's forwards in order.
       backwards: the same rank's backwards (B or I) in order, as many as there are forwards.
       warmup: number of forwards before the first pair; if it exceeds the number of forwards, all run first.
-
-    Returns:
-      All actions in that order.
     """
     pairs = itertools.zip_longest(forwards[warmup:], backwards)
     return [*forwards[:warmup], *(action for pair in pairs for action in pair if action is not None)]

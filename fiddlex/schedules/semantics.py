@@ -2,14 +2,12 @@
 
 A stage with delay D runs batch b forward and backward with W(b − D), where W(k) is the weights after k updates and
 W(k) = W(0) for k < 0; then W(b + 1) = optimizer(W(b), gradient of batch b). A delay lets a pipeline continue from one
-batch to the next without draining: batch b may start when update b − D − 1 is done. A function in a user's Python file
-may give the delays (`fiddlex.config.user_code.own_functions`). All stages are updated at once,
+batch to the next without draining: batch b may start when update b − D − 1 is done. All stages are updated at once,
 between batches. In PipeDream each stage updates its weights on its own; `stash` uses the same weights as PipeDream, but
 does not have its speed or memory.
 
-References:
-  2BW: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021, section 3.1. Weight stashing and
-  vertical sync: Harlap et al., PipeDream (SOSP 2019), section 3.3, where a batch is one microbatch.
+Sources: for 2BW, Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021, section 3.1; for weight
+stashing and vertical sync, Harlap et al., PipeDream (SOSP 2019), section 3.3, where a batch is one microbatch.
 """
 
 import dataclasses
@@ -31,15 +29,10 @@ AUTO_SEMANTICS = ("sync", "2bw")
 
 @dataclasses.dataclass(frozen=True)
 class Semantics:
-    """The delay of each stage's weights.
+    """The delay of each stage's weights."""
 
-    Attributes:
-      delays: delay of each stage's weights, in updates.
-      batch_size: number of microbatches in a batch.
-    """
-
-    delays: tuple[int, ...]
-    batch_size: int
+    delays: tuple[int, ...]  # of each stage's weights, in updates
+    batch_size: int  # in microbatches
 
     @property
     def num_versions(self) -> int:
@@ -47,7 +40,7 @@ class Semantics:
         return 1 + max(self.delays)
 
     def version(self, action: Action) -> int:
-        """Number of updates in the weights that an action uses; microbatch numbers continue across batches."""
+        """Number of updates in the weights that an action uses."""
         return max(self.batch(action.microbatch) - self.delays[action.stage], 0)
 
     def batch(self, microbatch: int) -> int:
@@ -79,7 +72,6 @@ def make_semantics(name: str, *, num_stages: int, batch_size: int, field: str = 
 
 
 def _own_delays(name: str, field: str, **sizes: int) -> tuple[int, ...]:
-    """The delays that a function of the user's gives the stages."""
     own, source = _own(field), source_of(name)
     function = own.load(source.path, source.function)
     with own.naming(name):
@@ -126,18 +118,11 @@ class Phase(NamedTuple):
 
 
 def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, ...]:
-    """Returns the phases of a run; the pipeline drains at the end of each phase.
+    """The phases of a run; the pipeline drains at the end of each phase.
 
-    Args:
-      semantics: name of the semantics of the whole run; must be `sync` when `schedule` is given.
-      schedule: the phases, as in `sync:0.2,2bw`, which is sync for the first fifth of the steps and 2bw for the rest.
-        `sync:100,2bw:0.8,sync` gives the length of the first phase in steps. Empty: one phase with `semantics`. `auto`:
-        one phase of sync, with which a run starts that decides about further ones.
-      num_steps: number of steps of the run.
-
-    Raises:
-      ConfigError: when the schedule cannot be read, its phases before the last leave no steps for the last, or both
-        `semantics` and `schedule` are given.
+    `schedule` has the phases, each but the last with its length as a share of the run or in steps, as in `sync:0.2,2bw`
+    or `sync:100,2bw:0.8,sync`. Empty: one phase with `semantics`, which must be `sync` otherwise. `auto`: one phase of
+    sync, with which a run starts that decides about further ones.
     """
     if schedule and semantics != "sync":
         raise ConfigError(

@@ -30,80 +30,46 @@ class Tick(NamedTuple):
     The first six columns are the same on all devices, since all devices embed and score; all other columns are the
     device's own. The columns of the hops follow: one for each of `Lowered.forward_shifts`, then one for each of
     `Lowered.backward_shifts`. Such a column names the inbox slot for what arrives from the rank that many ranks before.
-
-    Attributes:
-      embed: microbatch that enters the first stage.
-      head: microbatch that leaves the last stage and is scored, between the slots or at the tick's end.
-      embed_backward: microbatch whose gradient leaves the first stage.
-      embed_version: age of the weights that embed, in updates; 0 is the newest version.
-      head_version: age of the weights that score.
-      embed_backward_version: age of the weights that embedded the microbatch `embed_backward`.
-      is_last: 1 when this device runs the last stage's forward.
-      is_first: 1 when this device runs the first stage's backward.
-      head_inbox: slot of the gradient inbox for the gradient that the head returns; the trash on other devices.
-      forward_chunk: chunk that runs forward.
-      forward_microbatch: microbatch that runs forward.
-      forward_inbox: slot of the forward's input; NONE: the input is what was embedded in this tick.
-      forward_stash: slot for what the forward saves for its backward.
-      forward_version: age of the weights that the forward uses.
-      backward_chunk: chunk that runs backward, B or I.
-      backward_microbatch: microbatch that runs backward.
-      backward_inbox: slot of the gradient of the chunk's output.
-      backward_stash: slot of what the forward saved for this backward.
-      backward_version: age of the weights that the backward uses, the same weights as in its forward.
-      backward_left: slot of the weight stash for what W needs; NONE when the weight gradient is computed at once (B).
-      backward_finishes: 1 when this backward completes the chunk's gradient for a batch.
-      weight_chunk: chunk whose weight gradient is computed (W).
-      weight_microbatch: microbatch whose weight gradient is computed.
-      weight_stash: slot of the stash with what the forward saved.
-      weight_left: slot of the weight stash with what the I left for this W.
-      weight_version: age of the weights that W uses, the same weights as in its forward.
-      weight_finishes: 1 when this W completes the chunk's gradient for a batch.
-      spill_chunk: chunk of whose forward the stashed value is copied to the host.
-      spill_microbatch: microbatch of that forward.
-      spill_stash: slot of the stash that is copied; the forward of the same tick may use the slot again.
-      spill_host: slot of the host stash for the copy, which is there after the forward.
-      fetch_chunk: chunk of whose forward the stashed value is copied back.
-      fetch_microbatch: microbatch of that forward.
-      fetch_host: slot of the host stash that is copied.
-      fetch_stash: slot of the stash for the copy, which is there at the tick's end.
+    Versions are ages of weights in updates; 0 is the newest.
     """
 
-    embed: int = NONE
-    head: int = NONE
-    embed_backward: int = NONE
+    embed: int = NONE  # microbatch that enters the first stage
+    head: int = NONE  # microbatch that leaves the last stage and is scored, between the slots or at the tick's end
+    embed_backward: int = NONE  # microbatch whose gradient leaves the first stage
     embed_version: int = NONE
     head_version: int = NONE
-    embed_backward_version: int = NONE
-    is_last: int = 0
-    is_first: int = 0
+    embed_backward_version: int = NONE  # of the weights that embedded the microbatch `embed_backward`
+    is_last: int = 0  # 1 when this device runs the last stage's forward
+    is_first: int = 0  # 1 when this device runs the first stage's backward
+    # Slot of the gradient inbox for the gradient that the head returns; the trash on other devices.
     head_inbox: int = NONE
     forward_chunk: int = NONE
     forward_microbatch: int = NONE
-    forward_inbox: int = NONE
-    forward_stash: int = NONE
+    forward_inbox: int = NONE  # slot of the forward's input; NONE: the input is what was embedded in this tick
+    forward_stash: int = NONE  # slot for what the forward saves for its backward
     forward_version: int = NONE
-    backward_chunk: int = NONE
+    backward_chunk: int = NONE  # chunk that runs backward, B or I
     backward_microbatch: int = NONE
-    backward_inbox: int = NONE
-    backward_stash: int = NONE
-    backward_version: int = NONE
+    backward_inbox: int = NONE  # slot of the gradient of the chunk's output
+    backward_stash: int = NONE  # slot of what the forward saved for this backward
+    backward_version: int = NONE  # the same weights as in its forward
+    # Slot of the weight stash for what W needs; NONE: the weight gradient is computed at once (B).
     backward_left: int = NONE
-    backward_finishes: int = NONE
-    weight_chunk: int = NONE
+    backward_finishes: int = NONE  # 1 when this backward completes the chunk's gradient for a batch
+    weight_chunk: int = NONE  # chunk whose weight gradient is computed (W)
     weight_microbatch: int = NONE
-    weight_stash: int = NONE
-    weight_left: int = NONE
-    weight_version: int = NONE
-    weight_finishes: int = NONE
-    spill_chunk: int = NONE
+    weight_stash: int = NONE  # slot of the stash with what the forward saved
+    weight_left: int = NONE  # slot of the weight stash with what the I left for this W
+    weight_version: int = NONE  # the same weights as in its forward
+    weight_finishes: int = NONE  # 1 when this W completes the chunk's gradient for a batch
+    spill_chunk: int = NONE  # chunk of whose forward the stashed value is copied to the host
     spill_microbatch: int = NONE
-    spill_stash: int = NONE
-    spill_host: int = NONE
-    fetch_chunk: int = NONE
+    spill_stash: int = NONE  # slot of the stash that is copied; the forward of the same tick may use the slot again
+    spill_host: int = NONE  # slot of the host stash for the copy, which is there after the forward
+    fetch_chunk: int = NONE  # chunk of whose forward the stashed value is copied back
     fetch_microbatch: int = NONE
-    fetch_host: int = NONE
-    fetch_stash: int = NONE
+    fetch_host: int = NONE  # slot of the host stash that is copied
+    fetch_stash: int = NONE  # slot of the stash for the copy, which is there at the tick's end
 
 
 COLUMNS = {name: index for index, name in enumerate(Tick._fields)}
@@ -112,26 +78,16 @@ FORWARD_HOPS, BACKWARD_HOPS = "forward_hops", "backward_hops"  # the columns aft
 
 
 class Access(NamedTuple):
-    """What a column that names slots does with them.
+    """What a column that names slots does with them."""
 
-    Attributes:
-      memory: `forward_inbox`, `backward_inbox`, `stash`, `host_stash` or `weight_stash`.
-      phase: the part of a tick in which the slot is written or read.
-      reader: the work that reads the slot, `forward`, `backward`, `weight`, `spill` or `fetch`; None: the slot is
-        written.
-    """
-
-    memory: str
-    phase: TickPhase
+    memory: str  # a field of `buffers.Slots`
+    phase: TickPhase  # in which the slot is written or read
+    # The work that reads the slot: `forward`, `backward`, `weight`, `spill` or `fetch`; None: it is written.
     reader: str | None = None
 
 
 def accesses(*, scores_between: bool) -> dict[str, Access]:
-    """Returns the access of every column that names slots, by the column's name.
-
-    Args:
-      scores_between: whether the head scores between the forward and the backward slot (`Lowered.scores_between`).
-    """
+    """The access of every column that names slots, by the column's name; for `scores_between` see `Lowered`."""
     return {
         FORWARD_HOPS: Access("forward_inbox", TickPhase.END),
         "forward_inbox": Access("forward_inbox", TickPhase.FORWARD, "forward"),

@@ -51,8 +51,7 @@ def from_csv(text: str, name: str) -> Schedule:
 
     Args:
       text: a row for each rank; cells hold `2F0` tokens or, for idle slots, nothing. A cell `(0F7;3B1)OVERLAP_F_B` is
-        read as its forward and then its backward. Tokens for communication, as torch writes them, are skipped. Blank
-        lines are skipped.
+        read as its forward and then its backward. Blank lines and torch's tokens for communication are skipped.
       name: name of the schedule; error messages use it for the table too.
 
     Returns:
@@ -119,14 +118,12 @@ def _placement(rows: Sequence[Sequence[Action]], name: str) -> tuple[int, ...]:
 def to_text(schedule: Schedule, times: Sequence[Sequence[int]] | None = None) -> str:
     """Draws the schedule as a grid: a row for each rank, a column for each time slot, `.` where a rank is idle.
 
+    The first line numbers the slots.
+
     Args:
       schedule: a legal schedule.
       times: the slot of each action, `[rank][position]`. `+` joins actions of one rank in the same slot, in the order
-        in which a tick runs them: F, then B or I, then W. None: every action takes one slot, and runs as early as it
-        can.
-
-    Returns:
-      The lines of the grid, each with a newline at its end; the first line numbers the slots.
+        of a tick: F, then B or I, then W. None: every action takes one slot, and runs as early as it can.
 
     Raises:
       ScheduleError: when `times` is None and the schedule cannot be run to its end.
@@ -142,10 +139,7 @@ def to_text(schedule: Schedule, times: Sequence[Sequence[int]] | None = None) ->
 
 
 def copies_to_text(lowered: "Lowered") -> str:
-    """Draws the copies of a lowered schedule to and from the host as a grid like that of `to_text`, by ticks.
-
-    `↑0F2` is the spill of what 0F2 saved, beside the tick's forward slot; `↓0F2` is its fetch, beside the slots after.
-    """
+    """Draws copies to and from the host as a grid of ticks: `↑0F2` is the spill of what 0F2 saved, `↓0F2` its fetch."""
     signs = (("spill", "↑"), ("fetch", "↓"))
     chunks, microbatches = (
         {name: lowered.column(f"{name}_{field}") for name, _ in signs} for field in ("chunk", "microbatch")
@@ -165,11 +159,10 @@ def copies_to_text(lowered: "Lowered") -> str:
 
 
 def stream_to_text(lowered: "Lowered", stream: "WeightStream") -> str:
-    """Draws as a grid when weights come from the host and gradients go there, with a column for each period of ticks.
+    """Draws as a grid when weights come from the host (`↓3`: those of stage 3) and gradients go there (`↑3`).
 
-    The columns are named by the first tick of each period. `↓3` is the arrival of weights of stage 3, which replace
-    others at the end of the period, and `↑3` is the departure of its gradients. A chunk that takes several transfers is
-    in as many columns.
+    Each column is a period of ticks, named by the first. Weights that come replace others at the end of the period. A
+    chunk that takes several transfers is in as many columns.
     """
     periods = len(stream.loads)
     rows: list[dict[int, str]] = [{} for _ in range(lowered.schedule.num_ranks)]
@@ -187,12 +180,7 @@ def stream_to_text(lowered: "Lowered", stream: "WeightStream") -> str:
 
 
 def order_to_text(lowered: "Lowered", order: str) -> str:
-    """What the ticks do with the order of a schedule; empty where another setting of the order would change nothing.
-
-    Args:
-      lowered: the schedule on its ticks.
-      order: the setting of the order in the caller's words, `pipeline.order` or `--order`.
-    """
+    """What the ticks do with the order; empty where the setting, `pipeline.order` or `--order`, would not change it."""
     schedule = lowered.schedule
     if schedule.strict and schedule.has_whole:
         return f"each rank runs one action a tick, in the schedule's order; with {order}=ahead, F and B share ticks"

@@ -2,7 +2,7 @@
 
 A tick has three slots, in this order: one forward, one backward (B or I) and one W. Activations sent in a tick arrive
 at its end, and input gradients before the next tick's backward slot, so a neighbour can use either one tick later. The
-last stage turns its forward into a gradient within the tick. Two rules place a schedule's actions:
+last stage turns its forward into a gradient within the tick. Three rules place a schedule's actions:
 
 - If the schedule has whole backwards (B) and is not strict, a rank fills as many of a tick's three slots as it can. A
   round trip through the pipe takes twice as many ticks as there are stages, so forwards may run ahead of backwards that
@@ -42,8 +42,7 @@ def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
 
     Args:
       schedule: the schedule of one batch, or of several batches one after another.
-      semantics: the weight semantics of several batches: each forward waits for the update that produces its weights.
-        None: no forward waits for an update.
+      semantics: those of several batches: a forward waits for the update that produces its weights; None: it does not.
 
     Raises:
       ScheduleError: when the schedule cannot run to its end.
@@ -84,10 +83,8 @@ def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
 
 
 def _in_order(schedule: Schedule) -> Ticks | None:
-    """The earliest ticks if each rank runs one action per tick, in order; None if the schedule stalls.
-
-    It is what the loop in `place` gives, since an action needs of other ranks only actions of its own slot.
-    """
+    """The earliest ticks if each rank runs one action per tick, in order; None if the schedule stalls."""
+    # The loop in `place` gives the same ticks, since an action needs of other ranks only actions of its own slot.
     neighbour = schedule.needs.neighbour
     ticks = [-1] * (len(schedule.numbered) + 2)  # plus MISSING and NOTHING
     last, left = [-1] * schedule.num_ranks, len(schedule.numbered)
@@ -104,19 +101,12 @@ def fills_pairs(schedule: Schedule) -> bool:
 
 
 class Ahead(NamedTuple):
-    """What a placement on ticks moved, on one rank.
+    """What a placement on ticks moved, on one rank."""
 
-    Attributes:
-      forwards: the forwards that run before a backward which precedes them in the schedule, in order.
-      passed: the first such backward of the first of them.
-      held: the most forward passes of a stage that the rank holds on the ticks.
-      held_in_order: the most that it would hold in the schedule's order.
-    """
-
-    forwards: tuple[Action, ...]
-    passed: Action
-    held: int
-    held_in_order: int
+    forwards: tuple[Action, ...]  # those that run before a backward which precedes them in the schedule, in order
+    passed: Action  # the first such backward of the first of them
+    held: int  # the most forward passes of a stage that the rank holds on the ticks
+    held_in_order: int  # the most that it would hold in the schedule's order
 
 
 def moved_ahead(schedule: Schedule, ticks: Ticks) -> dict[int, Ahead]:
@@ -140,12 +130,7 @@ def moved_ahead(schedule: Schedule, ticks: Ticks) -> dict[int, Ahead]:
 
 
 def order_facts(schedule: Schedule, ticks: Ticks) -> dict[str, Any]:
-    """The order that the ticks have, as a JSON object.
-
-    Returns:
-      `order`: `ahead` if a forward and a backward may share a tick, else `strict`; and `moved`: for each rank on which
-      the ticks change the schedule's order, the fields of `Ahead`.
-    """
+    """The order of the ticks, for JSON: `order`, `ahead` or `strict`, and `moved`, each `Ahead` with its rank."""
     moved = [
         {
             "rank": rank,
@@ -165,7 +150,7 @@ def _most_held(actions: Iterable[Action]) -> int:
 
 
 def forward_schedule(placement: Sequence[int], num_microbatches: int, *, chunk_major: bool = False) -> Schedule:
-    """Returns a schedule of forwards only, for evaluation: groups of one microbatch per rank, each stage by stage.
+    """A schedule of forwards only, for evaluation: groups of one microbatch per rank, each stage by stage.
 
     With `chunk_major`, all microbatches are one group, so that each rank takes up each chunk once.
     """
@@ -195,20 +180,13 @@ class _Updates:
         return batch - delay <= self._done
 
     def note(self, ran: Iterable[Action]) -> None:
-        """Records actions that have run."""
         self._left.subtract(self._semantics.batch(action.microbatch) for action in ran if action.kind is not Kind.F)
         while self._done in self._left and not self._left[self._done]:
             self._done += 1
 
 
 class _Rank:
-    """One rank's list of actions: which have run, and which may run next.
-
-    Args:
-      row: the rank's list of actions.
-      start: the number of the rank's first action.
-      pairs: whether a forward and a backward may share a tick.
-    """
+    """One rank's actions, the first with number `start`: which have run, and which may run next."""
 
     def __init__(self, row: Sequence[Action], start: int, *, pairs: bool):
         self.ticks = [-1] * len(row)
@@ -235,7 +213,6 @@ class _Rank:
         return self._start + queue[0] if allowed else None
 
     def run(self, slot: int, tick: int) -> None:
-        """Records that the action from `next` runs in this tick."""
         position = (self._forwards if slot == _FORWARD else self._others).popleft()
         self.ticks[position] = self._last_tick = tick
         self._in_flight += self._changes[position]

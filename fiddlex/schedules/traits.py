@@ -1,10 +1,9 @@
 """What the planner may assume of every schedule that a generator makes.
 
-A generator may have no traits. The planner's search then leaves its schedules out unless the user asks for them, and a
-prediction proves, lowers and simulates them whole, which takes longer with more microbatches. With traits, the planner
-simulates a long pipeline at two short lengths and extrapolates. Only tests check traits:
-`tests/planner/test_closed_forms.py` compares each of them with whole schedules, so add every generator with traits to
-the list there.
+Without traits, the planner's search leaves a generator's schedules out unless the user asks for them, and a prediction
+proves, lowers and simulates them whole, which takes longer with more microbatches. With traits, the planner simulates a
+long pipeline at two short lengths and extrapolates. Only `tests/planner/test_closed_forms.py` checks traits, against
+whole schedules, so add every generator with traits to the list there.
 """
 
 import dataclasses
@@ -22,36 +21,27 @@ _Generator = TypeVar("_Generator", bound=Generator)
 class Traits:
     """Facts about all schedules of a generator, with p ranks, v chunks and m microbatches.
 
-    Attributes:
-      slots: (p, v, m) → the slots that a flushed batch needs for p > 1; with one rank it needs the slots of its first
-        two microbatches unless the schedule is chunk-major. None: the planner lowers the batch to count them.
-      spilled_slots: the same where what forwards save may wait on the host. None: the planner lowers a batch that is
-        just long enough to repeat.
-      onset: p → number of microbatches from which each further period adds the same ticks.
-      period: p → number of microbatches in a period; schedules exist only for whole periods.
-      splits_backward: whether some or all backward passes run as I and W.
-      idle_ticks: (p, v, m) → the least number of a flushed batch's ticks in which a rank runs nothing, where ranks run
-        one action per tick.
-      chunks: numbers of stages per rank that the planner's search tries.
-      searched: semantics under which the planner's search tries the schedule.
-      chunk_major: whether weights on the host can come chunk by chunk (`fiddlex.schedules.weight_stream`); the planner
-        tries such schedules only for that, and others never.
-      never_waits: whether a pipeline without flushes never waits for an update when the weights of all stages have a
-        delay and m ≥ 2(p−1).
-      sizes_2bw: (p, v, m) → the sizes of a pipeline of p > 1 ranks under 2BW, for m ≥ p; None: the planner unrolls the
-        pipeline to find them.
+    On one rank, a flushed batch needs the slots of its first two microbatches unless the schedule is chunk-major.
     """
 
+    # (p, v, m) → the slots that a flushed batch needs for p > 1; None: the planner lowers the batch to count them.
     slots: Callable[[int, int, int], Slots] | None
+    # The same if stashes may spill to the host; None: the planner lowers a batch just long enough to repeat.
     spilled_slots: Callable[[int, int, int], Slots] | None = None
+    # p → number of microbatches from which each further period adds the same ticks.
     onset: Callable[[int], int] = lambda p: 2 * p
+    # p → number of microbatches in a period; schedules exist only for whole periods.
     period: Callable[[int], int] = lambda p: 1
-    splits_backward: bool = False
+    splits_backward: bool = False  # whether some or all backward passes run as I and W
+    # (p, v, m) → the fewest idle ticks of a rank in a flushed batch, where ranks run one action per tick.
     idle_ticks: Callable[[int, int, int], int] = lambda p, v, m: 0
-    chunks: tuple[int, ...] = (1,)
-    searched: tuple[str, ...] = ()
+    chunks: tuple[int, ...] = (1,)  # numbers of stages per rank that the planner's search tries
+    searched: tuple[str, ...] = ()  # semantics under which the planner's search tries the schedule
+    # Whether weights can come from the host chunk by chunk: the planner tries such schedules then, others otherwise.
     chunk_major: bool = False
+    # Whether, without flushes, no forward waits for an update if all stages have a delay and m ≥ 2(p−1).
     never_waits: bool = False
+    # (p, v, m) → the sizes for p > 1 ranks under 2BW, for m ≥ p; None: the planner unrolls the pipeline to find them.
     sizes_2bw: Callable[[int, int, int], Sizes] | None = None
 
 
@@ -72,5 +62,4 @@ def with_traits(traits: Traits) -> Callable[[_Generator], _Generator]:
 
 
 def traits_of(generator: Generator | None) -> Traits | None:
-    """Returns the traits of a generator; None if it has none."""
     return _TRAITS.get(generator) if generator else None

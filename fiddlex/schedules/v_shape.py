@@ -2,10 +2,10 @@
 
 They follow "Pipeline Parallelism with Controllable Memory" (Qi et al., NeurIPS 2024), sections 3 and 4: each repeats
 one block (`fiddlex.schedules.repeated_blocks`). With unit costs a block repeats every 6 units, the work of a rank for
-one microbatch. How long a block lasts on a rank, divided by 6, tells how many activations the rank holds, so a block
-whose passes go from rank to rank sooner needs less memory. That number is rounded down to whole microbatches. Where
-this leaves memory over, the backward pass of a block begins later, which gives ranks more to run while the pipeline
-fills and drains.
+one microbatch. A rank holds as many activations as the units that a block lasts on it, divided by 6, so a block whose
+passes go from rank to rank sooner needs less memory. That number is rounded down to whole microbatches. Where this
+leaves memory over, a block's backward pass begins later: ranks then have more to run while the pipeline fills and
+drains.
 
 With unit costs, p > 2 and more microbatches than fit into its memory, V-Half has the bubble 3p−7 if p is even, else
 3p−4. V-Min has 4p−7, 4p−5 or 4p−9 if p leaves 0, 1 or 2 when divided by 3. 1F1B with two chunks as one stage has

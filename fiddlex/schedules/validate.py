@@ -1,9 +1,8 @@
 """Proves that a schedule is legal: each action runs once, on its stage's rank, after what it needs, without deadlock.
 
-The rules hold for any exact pipelined training; the rules for I and W are from "Zero Bubble Pipeline Parallelism" (ICLR
+The rules hold for any exact pipelined training; those for I and W are from "Zero Bubble Pipeline Parallelism" (ICLR
 2024), section 2. Invariant: if a schedule passes, ranks that each follow only their own list reach the end of it and
-compute every gradient exactly once. An error shows the grid, a row for each rank, and marks the action at fault as in
-`>2B0<`.
+compute every gradient exactly once.
 """
 
 from typing import NamedTuple, NoReturn
@@ -20,13 +19,10 @@ Positions = dict[Action, int]  # each action of a rank → its position in the r
 
 
 def validate(schedule: Schedule) -> Schedule:
-    """Checks every rule, the simplest first, in time linear in the number of actions.
-
-    Returns:
-      The schedule itself, so that calls chain.
+    """Checks every rule, the simplest first, in time linear in the number of actions; returns the schedule itself.
 
     Raises:
-      ScheduleError: at the first broken rule; the error shows the grid, the rule and how to mend the schedule.
+      ScheduleError: at the first broken rule; the error shows the rule, the remedy, and the grid with a mark (`>2B0<`).
     """
     _check_placement(schedule)
     positions = _check_each_at_home_and_once(schedule)
@@ -193,10 +189,9 @@ def _fail(schedule: Schedule, marks: dict[int, int], message: str, *, missing: A
 
 
 def _grid(schedule: Schedule, marks: dict[int, int], missing: Action | None) -> str:
-    """Draws the actions of each rank by position and marks the actions at `marks`.
+    """Draws the actions of each rank by position; `marks` maps ranks to positions to mark, the most important first.
 
-    `marks` maps ranks to positions, the most important first. If `missing` is given, `marks` holds only the end of its
-    rank's row, where the grid shows `missing` with a question mark.
+    If `missing` is given, `marks` holds only the end of its rank's row, where the grid shows it with a question mark.
     """
     focus = list(marks)[:_GRID_ROWS]
     by_distance = sorted(range(schedule.num_ranks), key=lambda rank: min(abs(rank - mark) for mark in focus))

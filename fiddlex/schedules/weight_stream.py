@@ -1,14 +1,14 @@
 """When each chunk's weights come from the host, and when its gradients go there (`pipeline.weights_memory=host`).
 
 A device then holds the weights of two chunks: those of the chunk that runs, and those of the next one, which come
-meanwhile. It holds the gradients of two chunks too: of the chunk that runs, whose sum grows, and of the one before,
-which leave. So the number of chunks does not change what a device holds, and a model may be larger than the memory of
-all devices together, as on the virtual devices of Harmony (Li et al., PVLDB 2022).
+meanwhile. It holds the gradients of two chunks too: of the chunk that runs, and of the one before, which leave. So the
+number of chunks does not change what a device holds, and a model may be larger than the memory of all devices
+together, as on the virtual devices of Harmony (Li et al., PVLDB 2022).
 
 The schedule must be chunk-major (`breadth_first`): on each rank, all microbatches pass chunk 0, then chunk 1 and so on,
 and come back from the last chunk to chunk 0. Then chunk c always has place c modulo 2 on the device. All chunks come in
-the forward passes, and all but the last two again in the backward passes, since these two are still there. So 2v − 2
-chunks of weights and v chunks of gradients cross the link in a batch, whatever the number of microbatches.
+the forward passes, and all but the last two, which are still there, again in the backward passes. So 2v − 2 chunks of
+weights and v chunks of gradients cross the link in a batch, whatever the number of microbatches.
 
 Copies to and from the host cannot be conditional (`fiddlex.pipeline.streamed_weights`). Therefore a copy of a few rows,
 a transfer, starts every few ticks, a period, each way. Weights that arrive replace those of the chunk before the
@@ -32,22 +32,13 @@ _MOST_REPEATED = 0.5  # a transfer has more rows where the periods would else ha
 
 @dataclasses.dataclass(frozen=True)
 class WeightStream:
-    """The transfers of a batch.
+    """The transfers of a batch. Rows are those of a rank's stacked weights (`fiddlex.schedules.placement`), from 0."""
 
-    Rows are those of the stacked weights of a rank (`fiddlex.schedules.placement`), from 0.
-
-    Attributes:
-      rows: number of rows of a transfer.
-      period: number of ticks from the start of a transfer to that of the next.
-      rows_per_chunk: number of rows of each chunk.
-      loads: int32 [period, rank]: first row of the weights that come, or `NONE`.
-      stores: int32 [period, rank]: first row of the gradients that go, or `NONE`. Without backward passes all are.
-    """
-
-    rows: int
-    period: int
+    rows: int  # of a transfer
+    period: int  # ticks from the start of a transfer to that of the next
     rows_per_chunk: int
-    loads: np.ndarray
+    loads: np.ndarray  # int32 [period, rank]: first row of the weights that come, or `NONE`
+    # int32 [period, rank]: first row of the gradients that go; `NONE`: none go, as without backward passes.
     stores: np.ndarray
 
     @property
@@ -85,13 +76,8 @@ class WeightStream:
 def stream_weights(lowered: Lowered, *, rows_per_chunk: int) -> WeightStream:
     """Spreads the transfers of a batch over its ticks.
 
-    Args:
-      lowered: a chunk-major schedule of one batch, with whole backward passes or forward passes only.
-      rows_per_chunk: number of rows of each chunk (`LayerPlacement.rows_per_chunk`).
-
     Raises:
-      ScheduleError: when a rank has fewer than three chunks, backward passes are split, or the schedule is not
-        chunk-major.
+      ScheduleError: when a rank has fewer than three chunks, a backward pass is split, or the order is not chunk-major.
     """
     ranks = [_Rank.of(lowered, rank) for rank in range(lowered.schedule.num_ranks)]
     shortest = min(end - start for rank in ranks for _, start, end in (*rank.loads, *rank.stores))
@@ -134,23 +120,14 @@ def transfer_of(rows_per_chunk: int, ticks: int) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Rank:
-    """The windows in which the chunks of a rank may come and go, each a chunk and two numbers of ticks.
+    """The windows in which the chunks of a rank may come and go, each a chunk and two numbers of ticks."""
 
-    Attributes:
-      loads: for each chunk that comes, the first tick of the chunk before it, and its own.
-      stores: for each chunk that goes, the tick with which its gradient is complete, and that of the next chunk.
-    """
-
-    loads: list[tuple[int, int, int]]
+    loads: list[tuple[int, int, int]]  # for each chunk that comes, the first tick of the chunk before it, and its own
+    # For each chunk that goes, the tick that completes its gradient, and that of the next chunk.
     stores: list[tuple[int, int, int]]
 
     @classmethod
     def of(cls, lowered: Lowered, rank: int) -> "_Rank":
-        """The windows of a rank.
-
-        Raises:
-          ScheduleError: when there are none, see `stream_weights`.
-        """
         forwards, backwards = (lowered.column(f"{slot}_chunk")[:, rank] for slot in ("forward", "backward"))
         number = len(lowered.schedule.stages_of(rank))
         trains = lowered.stash_slots > 0

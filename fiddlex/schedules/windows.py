@@ -2,9 +2,9 @@
 
 A window ends when the last gradient of its batch exists. It also runs work of later batches that the semantics allow,
 so the pipeline does not drain. After a start with an empty pipeline, step s runs window s: the first windows fill the
-pipeline, then the windows repeat in a cycle. A window numbers microbatches from the first of its own batch and gives
-versions as ages. Repeated windows therefore have the same table, except for the slots of what is in flight when they
-begin. These slots are renamed between steps, as `Window.renames` says.
+pipeline, then the windows repeat in a cycle. Since a window numbers microbatches from its own batch and gives versions
+as ages, repeated windows have the same table, except for the slots of what is in flight when they begin. These slots
+are renamed between steps, as `Window.renames` says.
 
 Invariant: the windows, run one after another with slots renamed between them, are the whole table of the schedule.
 """
@@ -51,16 +51,11 @@ class Renames(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The ticks of one train step.
+    """The ticks of one train step."""
 
-    Attributes:
-      table: int32 [tick, rank, column], see `table.Tick`. Microbatches count from the first of the window's batch;
-        versions are ages in updates, where 0 is the newest version when the window begins.
-      renames: how slots are renamed between this window and the next.
-    """
-
+    # int32 [tick, rank, column] (`table.Tick`); microbatches count from the window's batch, ages from its start.
     table: np.ndarray
-    renames: Renames
+    renames: Renames  # between this window and the next
 
     def until(self, microbatch: int) -> np.ndarray:
         """The table without the work for `microbatch` and later ones, for the last windows of a phase."""
@@ -74,19 +69,12 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """All windows of a pipeline.
+    """All windows of a pipeline."""
 
-    Attributes:
-      lowered: the lowered schedule of several batches from which the windows were cut.
-      semantics: the weight semantics of that schedule.
-      first: the windows that fill the pipeline.
-      cycle: the windows that repeat from then on.
-    """
-
-    lowered: Lowered
+    lowered: Lowered  # the schedule of several batches from which the windows were cut
     semantics: Semantics
-    first: tuple[Window, ...]
-    cycle: tuple[Window, ...]
+    first: tuple[Window, ...]  # the windows that fill the pipeline
+    cycle: tuple[Window, ...]  # the windows that repeat from then on
 
     def __getitem__(self, step: int) -> Window:
         """The window of a step, counted from 0 with an empty pipeline."""
@@ -94,11 +82,7 @@ class Windows:
         return self.first[step] if late < 0 else self.cycle[late % len(self.cycle)]
 
     def over(self, num_steps: int) -> Lowered:
-        """Returns the ticks of the first `num_steps` steps, as one lowered schedule.
-
-        Raises:
-          ValueError: when `lowered` has too few batches (`num_steps` of `unroll` makes it longer).
-        """
+        """The first `num_steps` steps as one lowered schedule; ValueError if `unroll` was asked for fewer."""
         batches = self.lowered.schedule.num_microbatches // self.semantics.batch_size
         if num_steps > batches - self.semantics.num_versions:
             raise ValueError(f"{num_steps} steps asked of a pipeline unrolled over {batches} batches")
@@ -119,7 +103,6 @@ class Windows:
 
     @property
     def longest(self) -> int:
-        """Number of ticks of the longest window."""
         return max(len(window.table) for window in (*self.first, *self.cycle))
 
     @functools.cached_property
@@ -147,15 +130,11 @@ def unroll(
     num_steps: int = 0,
     spills: bool = False,
 ) -> Windows:
-    """Runs a schedule over batch after batch and cuts it into windows.
+    """Runs a schedule of `semantics.batch_size` microbatches over batch after batch and cuts it into windows.
 
-    Args:
-      batch: the legal schedule of a batch, of `semantics.batch_size` microbatches.
-      semantics: the weight semantics.
-      longer: returns the same kind of schedule for another number of microbatches. `unroll` then compares one such
-        schedule over all batches with `batch` repeated, and uses the one with fewer ticks per step.
-      num_steps: the least number of steps to unroll, for `Windows.over`.
-      spills: see `lowering.lower`.
+    `longer` returns the same kind of schedule for another number of microbatches. `unroll` then compares one such
+    schedule over all batches with `batch` repeated, and uses the one with fewer ticks per step. `num_steps` is the
+    least number of steps to unroll, for `Windows.over`.
 
     Raises:
       ScheduleError: when the windows of neither schedule become periodic.
@@ -216,7 +195,7 @@ def _open_at_once(lowered: Lowered, batch_size: int) -> int:
 
 
 def common_spec(windows: Sequence[Windows]) -> PipelineSpec:
-    """Returns the spec of a program that runs any of several pipelines, with the same batch and different semantics."""
+    """The spec of a program that runs any of several pipelines, with the same batch and different semantics."""
     first = windows[0]
     return make_spec(first.lowered, first.semantics.batch_size, largest([each.sizes for each in windows]))
 
@@ -232,7 +211,6 @@ def repeat(batch: Schedule, num_batches: int) -> Schedule:
 
 
 def _cut(lowered: Lowered, semantics: Semantics) -> list[np.ndarray]:
-    """The table of each window."""
     ends: dict[int, int] = {}
     for row, ticks in zip(lowered.schedule.actions, lowered.ticks, strict=True):
         for action, tick in zip(row, ticks, strict=True):
@@ -318,14 +296,12 @@ def _same(lowered: Lowered, size: int) -> np.ndarray:
 
 
 def _in_flight(lowered: Lowered, memory: str, tick: int) -> Iterator[dict[tuple[int, int], int]]:
-    """Yields for each rank what a memory holds when `tick` begins: chunk and microbatch of the reader → slot.
-
-    The loop goes backwards from the end of the table: a slot is in use when its next access is a read, not a write.
-    """
+    """For each rank, what a memory holds when `tick` begins: chunk and microbatch of the reader → slot."""
     columns = [(access, lowered.places(name)) for name, access in lowered.accesses.items() if access.memory == memory]
     columns.sort(key=lambda column: column[0].phase, reverse=True)
     for rank in range(lowered.schedule.num_ranks):
         holds: dict[int, tuple[int, int]] = {}
+        # Backwards from the end of the table: a slot is in use when its next access is a read, not a write.
         for row in lowered.table[tick:, rank][::-1].tolist():
             for access, places in columns:
                 for slot in (row[place] for place in places):

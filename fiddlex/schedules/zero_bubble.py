@@ -27,7 +27,7 @@ def zb_h1(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """1F1B with split backwards and the memory of 1F1B: rank r delays each W by r microbatches (section 2.1).
 
     Rank r holds up to p−r whole microbatches and r weight-gradient stashes, so p in all on every rank. At the start the
-    last rank runs its first p microbatches without a W between them; this head start shortens the drain.
+    last rank runs its first p microbatches without a W between them, which shortens the drain.
     """
     del chunks  # one stage per rank; make_schedule refuses any other number
     rows = [_delayed_weights(rank, num_microbatches, warmup=pipe - rank - 1, delay=rank) for rank in range(pipe)]
@@ -69,7 +69,7 @@ def zb_v(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedule:
 
     The loss of a microbatch is computed on the rank where the microbatch entered, so its backward starts at once. The
     memory of a rank's two stages adds up to the same on every rank. With fewer than 2p−1 microbatches, the order is
-    that of 2p−1 with the surplus microbatches removed; the removal keeps the order legal and needs no more memory.
+    that of 2p−1 without the surplus microbatches, which stays legal and needs no more memory.
     """
     del chunks  # two stages per rank; make_schedule refuses any other number
     rows = [
@@ -99,10 +99,10 @@ def _delayed_weights(stage: int, num_microbatches: int, *, warmup: int, delay: i
 def _v_order(rank: int, pipe: int, num_microbatches: int) -> list[Action]:
     """One rank's actions of ZB-V, for at least 2p−1 microbatches.
 
-    `d` is the rank's stage on the way down the V, `u` its stage on the way up. With unit costs rank r starts at time r;
-    its first uF can start at 2p−1−r and its first uI at 2p+r, and the first three phases start them exactly then. These
-    phases fill the memory to 2p chunks, and every later phase frees a chunk for each one that it takes. In the drain
-    the I of the last microbatches are on the critical path, so W waits: rank r runs its last 2r W at the end.
+    With unit costs rank r starts at time r; its first uF can start at 2p−1−r and its first uI at 2p+r, and the first
+    three phases start them exactly then. These phases fill the memory to 2p chunks, and every later phase frees a chunk
+    for each one that it takes. In the drain the I of the last microbatches are on the critical path, so W waits: rank r
+    runs its last 2r W at the end.
     """
     phases = (
         ("dF", 2 * (pipe - rank) - 1),
@@ -114,7 +114,7 @@ def _v_order(rank: int, pipe: int, num_microbatches: int) -> list[Action]:
         ("dI dW", pipe - rank),
         ("uW dW", rank),
     )
-    stages = {"d": rank, "u": 2 * pipe - 1 - rank}
+    stages = {"d": rank, "u": 2 * pipe - 1 - rank}  # on the way down the V and up
     next_microbatch: collections.Counter[str] = collections.Counter()
     row = []
     for pattern, repeats in phases:

@@ -1,8 +1,8 @@
 """The free-running clock: what a schedule costs when every rank starts an action as soon as it can.
 
-The figures and formulas of the papers use this clock; `lockstep` is the clock of the executor's ticks. A rank runs one
-action at a time, in its order; a hop to the neighbouring rank takes time but keeps no rank busy. Invariant: no action
-can start earlier unless the order on a rank changes.
+The papers' figures and formulas use this clock; `lockstep` is the clock of the executor's ticks. A rank runs one action
+at a time, in its order; a hop to the neighbouring rank takes time but keeps no rank busy. Invariant: no action can
+start earlier unless the order on a rank changes.
 """
 
 import dataclasses
@@ -26,10 +26,9 @@ class Costs:
     """Time of each kind of action, in any unit: one number for all stages, or one for each stage.
 
     The defaults are the papers' unit costs: a backward pass takes twice as long as a forward, half for I and half for
-    W, and nothing else takes time. `embed`, `head` and `embed_backward` are one number each. In the lockstep clock all
+    W, and nothing else takes time. `embed`, `head` and `embed_backward` are one number each: in the lockstep clock all
     ranks do that work together, as in the executor; in the free-running clock the rank of the first or last stage does
-    it. Only the lockstep clock uses the fields from `tick` on: copies to and from the host, and `sharing` for devices
-    that share processor cores.
+    it. Only the lockstep clock uses the fields from `tick` on.
     """
 
     forward: float | tuple[float, ...] = 1.0
@@ -43,8 +42,7 @@ class Costs:
     load: float = 0.0  # the weights of a row, which is a layer or padding, come from the host (`weight_stream`)
     store: float = 0.0  # the gradients of a row go to the host
     spill: float = 0.0  # what the forward pass of a stage saves goes to the host, or comes back (`lowering`)
-    # Factors by which actions slow down while 1, 2, … ranks are active, as on fake devices that share a processor's
-    # cores; empty: each rank has its own device.
+    # Factors by which actions slow down while 1, 2, … ranks are active, if fake devices share cores; empty: they do not
     sharing: tuple[float, ...] = ()
 
     def __str__(self) -> str:
@@ -58,7 +56,7 @@ class Costs:
         return ",".join(f"{name}={':'.join(f'{time:g}' for time in row)}" for name, row in rows.items())
 
     def per_stage(self, num_stages: int) -> dict[str, tuple[float, ...]]:
-        """Returns the times of actions and hops, each as a tuple with one time for each stage.
+        """The times of actions and hops, each as a tuple with one time for each stage.
 
         Raises:
           ScheduleError: when a tuple's length is not `num_stages`, or a time is negative or not finite.
@@ -82,7 +80,6 @@ class Costs:
         return times
 
     def _check_range(self) -> None:
-        """Raises ScheduleError when a time is negative or too large, or a factor is not above 0."""
         if not all(0 < factor <= MOST for factor in self.sharing):
             raise ScheduleError(f"costs: sharing={self.sharing} must be above 0 and at most {MOST:g}.")
         for field in dataclasses.fields(self):
@@ -91,11 +88,7 @@ class Costs:
                 raise ScheduleError(f"costs: {field.name}={value} must be at least 0 and at most {MOST:g}.")
 
     def durations(self, num_stages: int) -> dict[Kind, tuple[float, ...]]:
-        """Returns the time of each kind of action on each stage; B takes as long as I and W together.
-
-        Raises:
-          ScheduleError: when `per_stage` raises it.
-        """
+        """The time of each kind of action on each stage, B as long as I and W; raises what `per_stage` raises."""
         times = self.per_stage(num_stages)
         inputs, weights = times["backward_input"], times["backward_weight"]
         whole = tuple(map(sum, zip(inputs, weights, strict=True)))
@@ -127,14 +120,9 @@ class Costs:
 
 
 def free_running(schedule: Schedule, costs: Costs) -> Timeline:
-    """Runs `schedule` and starts every action as soon as its rank is free and what it needs has arrived.
+    """Runs a legal schedule, each action as soon as its rank is free and what it needs has arrived.
 
-    Args:
-      schedule: a legal schedule.
-      costs: times of the actions and hops.
-
-    Returns:
-      The timeline, in the unit of `costs`. The runtime is linear in the number of actions.
+    Times are in the unit of `costs`. The runtime is linear in the number of actions.
 
     Raises:
       ScheduleError: when `costs` do not fit the stages, or the schedule cannot run to its end.

@@ -24,43 +24,28 @@ _OF_CLOCK = f"{'makespan':>9} {'bubble':>7} {'in flight':>9} {'for W':>6}"
 
 
 class Compared(NamedTuple):
-    """A schedule in the comparison.
+    """A schedule in the comparison."""
 
-    Attributes:
-      name: the name under which it was asked for.
-      lowered: the schedule on its ticks.
-      costs: the times of its stages.
-      timelines: its timelines under `free_running` and `lockstep`.
-    """
-
-    name: str
-    lowered: Lowered
-    costs: Costs
-    timelines: dict[str, Timeline]
+    name: str  # under which it was asked for
+    lowered: Lowered  # the schedule on its ticks
+    costs: Costs  # the times of its stages
+    timelines: dict[str, Timeline]  # by clock: `free_running` and `lockstep`
 
 
 class Missing(NamedTuple):
-    """A schedule that does not exist, or not for these sizes and costs.
+    """A schedule that does not exist, or not for these sizes and costs."""
 
-    Attributes:
-      name: the name under which it was asked for.
-      reason: what is wrong, and what would be right.
-    """
-
-    name: str
-    reason: str
+    name: str  # under which it was asked for
+    reason: str  # what is wrong, and what would be right
 
 
 def compare(names: Sequence[str], make: Callable[[str], Schedule], costs: Costs) -> list[Compared | Missing]:
-    """Runs schedules in both clocks.
+    """Runs schedules in both clocks; returns a row for each name, in their order.
 
     Args:
       names: names of schedules.
       make: returns the schedule of a name, or raises ScheduleError.
       costs: times; a single time of F, I or W is that of all stages of a rank together (`costs_of_stages`).
-
-    Returns:
-      A row for each name, in their order.
     """
     rows: list[Compared | Missing] = []
     for name in names:
@@ -77,9 +62,8 @@ def compare(names: Sequence[str], make: Callable[[str], Schedule], costs: Costs)
 def costs_of_stages(costs: Costs, share: float) -> Costs:
     """The costs with which all stages together take as long as one stage on each rank would.
 
-    Single times of F, I and W are multiplied by the share of a rank that a stage is: ranks divided by stages. Times
-    that are given for each stage stay as they are, as do the times of hops, embedding and head, which do not depend on
-    the length of a stage.
+    Single times of F, I and W are multiplied by `share`, ranks divided by stages. Times that are given for each stage
+    stay as they are, as do those of hops, embedding and head, which do not depend on the length of a stage.
     """
     times = {name: getattr(costs, name) for name in _OF_STAGES}
     return dataclasses.replace(
@@ -88,13 +72,7 @@ def costs_of_stages(costs: Costs, share: float) -> Costs:
 
 
 def to_text(rows: Sequence[Compared | Missing], costs: Costs, clocks: Mapping[str, str]) -> str:
-    """The comparison as a table with a row for each schedule, and what its columns mean.
-
-    Args:
-      rows: what `compare` returns.
-      costs: the costs that `compare` was given.
-      clocks: the clocks to show, `free_running`, `lockstep` or both, each with its heading.
-    """
+    """The comparison as a table, a row for each schedule, and what its columns mean; `clocks` have their headings."""
     width = max(map(len, ["schedule", *(row.name for row in rows)]))
     above = " | ".join(f"{title:^{len(_OF_CLOCK)}}" for title in clocks.values())
     lines = [

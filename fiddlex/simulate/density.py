@@ -13,15 +13,9 @@ import numpy as np
 def shares(starts: Sequence[float], ends: Sequence[float], *, end: float, num_columns: int, width: float) -> np.ndarray:
     """Returns the share of the time around each column that the spans take, float [column].
 
-    The columns divide the time from 0 to `end` equally. Time further away from a column counts less (a triangle), and
-    time outside of 0 to `end` does not count.
-
-    Args:
-      starts: starts of the spans, in order.
-      ends: ends of the spans; none ends after the next one's start.
-      end: the time at the right edge of the last column.
-      num_columns: number of columns.
-      width: time on each side of a column that counts; less than a column: only the column's own time counts.
+    The spans are in order and do not overlap. The columns divide the time from 0 to `end` equally. Time counts up to
+    `width` from a column, the further away the less (a triangle); if `width` is less than a column, only the column's
+    own time counts. Time outside of 0 to `end` does not count.
     """
     times = np.stack([starts, ends], axis=1).ravel()
     lengths = np.subtract(ends, starts)
@@ -38,10 +32,8 @@ def shares(starts: Sequence[float], ends: Sequence[float], *, end: float, num_co
 def highest(times: np.ndarray, amounts: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Returns the largest amount in each piece of time, float [piece], where the amount is 0 before the first time.
 
-    Args:
-      times: the times at which the amount changes, in order, none before the first edge or after the last.
-      amounts: the amount from each of these times on.
-      edges: edges of the pieces, in order: one more than there are pieces.
+    The amounts hold from `times` on, which are in order and within the first and last of `edges`; there is one edge
+    more than there are pieces.
     """
     at_edges = np.concatenate([[0.0], amounts])[np.searchsorted(times, edges[:-1], side="right")]
     pieces = np.searchsorted(edges[1:-1], times, side="right")

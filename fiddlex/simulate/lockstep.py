@@ -44,15 +44,12 @@ _FORWARD, _BACKWARD, _WEIGHT = range(len(SLOTS))
 
 
 def lockstep(lowered: Lowered, costs: Costs, stream: WeightStream | None = None) -> Timeline:
-    """Steps through the ticks of a lowered schedule.
+    """Steps through the ticks of a lowered schedule, in time linear in ticks × ranks.
 
     Args:
       lowered: the schedule on its ticks.
-      costs: times of the actions, hops and copies.
+      costs: times of the actions, hops and copies; the timeline is in their unit.
       stream: when weights come from the host and gradients go there; None: they are on the devices.
-
-    Returns:
-      The timeline, in the unit of `costs`. The runtime is linear in ticks × ranks.
 
     Raises:
       ScheduleError: when `costs` do not fit the stages.
@@ -71,12 +68,9 @@ def lockstep(lowered: Lowered, costs: Costs, stream: WeightStream | None = None)
 
 
 def describe(lowered: Lowered, *, num_layers: Sequence[int], stream: WeightStream | None = None) -> str:
-    """Returns one line for a log: stages, ticks, bubble, and what a rank holds.
+    """One line for a log: stages, ticks, bubble, and what a rank holds.
 
-    Args:
-      lowered: the schedule on its ticks.
-      stream: when weights come from the host and gradients go there; None: they are on the devices.
-      num_layers: number of layers of each stage; the times of F, I and W are assumed proportional to it.
+    The times of F, I and W are assumed proportional to `num_layers`, the number of layers of each stage.
     """
     layers = tuple(map(float, num_layers))
     bubble = lockstep(lowered, Costs(layers, layers, layers)).bubble_fraction
@@ -93,54 +87,32 @@ def describe(lowered: Lowered, *, num_layers: Sequence[int], stream: WeightStrea
 
 
 class TickTimes(NamedTuple):
-    """When ticks and their slots start and end.
+    """When ticks and their slots start and end."""
 
-    Attributes:
-      starts: start of each tick, float [tick].
-      lengths: time from the start of each tick to that of the next, or of the last tick to its end, float [tick].
-      begins: start of each slot, counted from the start of its tick, float [slot, tick, rank].
-      ends: end of each slot, counted from the start of its tick, float [slot, tick, rank].
-      makespan: end of the last tick and of the copies after it.
-      shared: total time in which all ranks embed and score.
-    """
-
-    starts: np.ndarray
-    lengths: np.ndarray
-    begins: np.ndarray
-    ends: np.ndarray
-    makespan: float
-    shared: float
+    starts: np.ndarray  # of each tick, float [tick]
+    lengths: np.ndarray  # from the start of each tick to that of the next, or of the last tick to its end, float [tick]
+    begins: np.ndarray  # of each slot, counted from the start of its tick, float [slot, tick, rank]
+    ends: np.ndarray  # of each slot, counted from the start of its tick, float [slot, tick, rank]
+    makespan: float  # end of the last tick and of the copies after it
+    shared: float  # total time in which all ranks embed and score
 
 
 @dataclasses.dataclass(frozen=True)
 class TickWork:
-    """The work in each tick, independent of its costs.
-
-    Attributes:
-      num_stages: number of pieces of the model.
-      scores_between: whether the head scores between the forward and the backward slot.
-      spills: whether every tick copies what a forward pass saves to the host and back.
-      rows: what each slot runs, int [slot, tick, rank]: an index into `_durations`, 0 where nothing runs.
-      edges: whether a microbatch enters, leaves, or comes back as a gradient in a tick, bool [3, tick].
-      activations: messages of F to other ranks: tick, sending rank, receiving rank, sending stage.
-      gradients: messages of B and I to other ranks: tick, sending rank, receiving rank, sending stage. The tick is the
-        one in which the message travels, which is the one after the action's.
-    """
+    """The work in each tick, independent of its costs."""
 
     num_stages: int
-    scores_between: bool
-    spills: bool
-    rows: np.ndarray
-    edges: np.ndarray
-    activations: np.ndarray
+    scores_between: bool  # as in `Lowered`
+    spills: bool  # whether every tick copies what a forward pass saves to the host and back
+    rows: np.ndarray  # int [slot, tick, rank]: what the slot runs, as an index into `_durations`; 0: nothing
+    edges: np.ndarray  # bool [3, tick]: whether a microbatch enters, leaves, or comes back as a gradient
+    activations: np.ndarray  # messages of F, int [4, message]: tick, sending rank, receiving rank, sending stage
+    # Messages of B and I in the same form; the tick is the one in which they travel, after the action's.
     gradients: np.ndarray
 
     @classmethod
     def of(cls, schedule: Schedule, columns: Columns, *, num_ticks: int, spills: bool) -> "TickWork":
-        """Makes the work of a schedule that is placed on ticks, in time linear in the number of actions.
-
-        With more ticks than the schedule has, the last ones are idle.
-        """
+        """The work of a schedule on ticks, in time linear in its actions; ticks that it does not have are idle."""
         rank, stage, kind, _, tick = columns
         last, placement = schedule.num_stages - 1, np.asarray(schedule.placement)
         rows = np.zeros((len(SLOTS), num_ticks, schedule.num_ranks), np.int64)
@@ -160,26 +132,11 @@ class TickWork:
 
     @classmethod
     def of_lowered(cls, lowered: Lowered, columns: Columns, copies: Copies | None) -> "TickWork":
-        """The work of a lowered schedule.
-
-        Args:
-          lowered: the schedule on its ticks.
-          columns: its actions.
-          copies: the copies of weights from the host and of gradients to it; None: there are none.
-        """
         num_ticks = copies.whole_periods(lowered.num_ticks) if copies else lowered.num_ticks
         return cls.of(lowered.schedule, columns, num_ticks=num_ticks, spills=lowered.host_stash_slots > 0)
 
     def times(self, costs: Costs, copies: Copies | None = None) -> TickTimes:
-        """Computes when ticks and slots start and end at these costs.
-
-        Args:
-          costs: times of the actions, hops and copies.
-          copies: the copies of weights from the host and of gradients to it; None: there are none.
-
-        Raises:
-          ScheduleError: when `costs` do not fit the stages or ranks.
-        """
+        """When ticks and slots start and end; raises ScheduleError if the costs do not fit the stages or ranks."""
         hops = np.asarray(costs.per_stage(self.num_stages)["hop"])
         lengths = self._shared(self._durations(costs)[self.rows], costs.sharing)
         begins, ends = np.zeros_like(lengths), np.zeros_like(lengths)
@@ -209,12 +166,12 @@ class TickWork:
         return TickTimes(clock[:-1], of_ticks, begins, ends, float(clock[-1]) + last, float(shared.sum()))
 
     def _durations(self, costs: Costs) -> np.ndarray:
-        """Returns 0, followed by the time of each kind on each stage, float [1 + stage × kind]."""
+        """0, followed by the time of each kind on each stage, float [1 + stage × kind]."""
         durations = costs.durations(self.num_stages)
         return np.concatenate([[0.0], np.stack([durations[kind] for kind in Kind], axis=1).ravel()])
 
     def _shared(self, lengths: np.ndarray, sharing: Sequence[float]) -> np.ndarray:
-        """Returns the times of actions that other ranks slow down, from their times alone, float [slot, tick, rank]."""
+        """The times of actions that other ranks slow down, from their times alone, float [slot, tick, rank]."""
         ranks = lengths.shape[-1]
         if not sharing:
             return lengths
@@ -228,7 +185,7 @@ class TickWork:
 
 
 def slowed_down(lengths: np.ndarray, sharing: Sequence[float]) -> np.ndarray:
-    """Returns when each rank finishes if all ranks start together and share cores, float [..., rank]."""
+    """When each rank finishes if all ranks start together and share cores, float [..., rank]."""
     order = np.argsort(lengths, axis=-1)
     pieces = np.diff(np.take_along_axis(lengths, order, axis=-1), axis=-1, prepend=0.0)
     ends = np.cumsum(pieces * np.asarray(sharing)[lengths.shape[-1] - 1 :: -1], axis=-1)

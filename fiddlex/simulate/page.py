@@ -17,14 +17,7 @@ _UNIT = "in microbatches of the whole rank"  # one of a rank's v stages counts 1
 
 
 def page(lowered: Lowered, stream: WeightStream | None, timelines: Mapping[str, Timeline], costs: Costs) -> str:
-    """The grids and a summary, for people.
-
-    Args:
-      lowered: the schedule on ticks.
-      stream: when its weights come from the host, if they do.
-      timelines: by names of `CLOCKS`.
-      costs: the costs of the timelines.
-    """
+    """The grids and a summary, for people; `timelines` are named as in `CLOCKS`."""
     schedule, facts = lowered.schedule, schedule_facts(lowered)
     parts = ["{name}: pipe={pipe}, chunks={chunks}, microbatches={microbatches}\n".format(**facts)]
     parts += [f"  {note}\n" for note in schedule.notes]
@@ -57,7 +50,6 @@ def page(lowered: Lowered, stream: WeightStream | None, timelines: Mapping[str, 
 
 
 def _of_transfers(lowered: Lowered, stream: WeightStream) -> str:
-    """The copies of weights and gradients, for people."""
     loads, stores = stream.chunks_each_way
     schedule = lowered.schedule
     numbers = {len(schedule.stages_of(rank)) for rank in range(schedule.num_ranks)}
@@ -99,7 +91,6 @@ def unflushed_run(name: str, windows: Windows, steps: int, costs: Costs) -> tupl
 
 
 def semantics_title(name: str, windows: Windows) -> str:
-    """The name of semantics and whether its pipeline is flushed, for people."""
     return f"{name}, {'from batch to batch' if max(windows.semantics.delays) else 'flushed'}"
 
 
@@ -112,7 +103,6 @@ def schedule_facts(lowered: Lowered) -> dict[str, object]:
 
 
 def timeline_facts(timeline: Timeline) -> dict[str, object]:
-    """Times and the most that each rank holds, for JSON."""
     fields = ("makespan", "batch_time", "ideal", "bubble_fraction", "peak_inflight", "peak_weight_stash")
     return {field: getattr(timeline, field) for field in fields}
 

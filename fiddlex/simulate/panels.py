@@ -38,31 +38,18 @@ _MOST_STEPS = 2000  # of a curve that is drawn exactly; longer ones show the mos
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """What all panels of a figure have in common.
+    """What all panels of a figure have in common."""
 
-    Attributes:
-      end: the time at the right end of panels that show whole timelines.
-      points: points (1/72 inch) of a unit of time in these panels.
-      numeral: size of the microbatches' numbers, in points; 0: there are none, as some would not fit into their boxes.
-      crowded: whether panels show rasters, as boxes would be too narrow or too many.
-      zoomed: time that an enlarged panel shows; such a panel is half as wide as the others.
-    """
-
-    end: float
-    points: float
+    end: float  # the time at the right end of panels that show whole timelines
+    points: float  # points (1/72 inch) of a unit of time in these panels
+    # Size of the microbatches' numbers, in points; 0: there are none, as some would not fit into their boxes.
     numeral: float
-    crowded: bool
-    zoomed: float
+    crowded: bool  # whether panels show rasters, as boxes would be too narrow or too many
+    zoomed: float  # time that an enlarged panel shows; such a panel is half as wide as the others
 
     @classmethod
     def of(cls, timelines: Sequence[Timeline], *, width: float, row: float) -> "Scale":
-        """Chooses the scale of a figure.
-
-        Args:
-          timelines: all timelines of the figure, at least one.
-          width: width of a panel, in points.
-          row: height of a rank's row, in points.
-        """
+        """The scale of a figure whose panels are `width` points wide and whose ranks have rows of `row` points."""
         end = max(timeline.makespan for timeline in timelines) or 1.0
         average, points = min(map(_average, timelines)) or end, width / end
         events = [event for timeline in timelines for row in timeline.events for event in row]
@@ -92,16 +79,10 @@ def draw_boxes(
     ranks: range | None = None,
     numeral: float = 0.0,
 ) -> None:
-    """Draws each action as a box in its rank's row.
+    """Draws each action as a box in its rank's row; shades show versions of the weights or, without semantics, chunks.
 
-    Args:
-      axes: the panel.
-      timeline: the timeline.
-      semantics: whose versions of the weights shades show; None: shades show chunks.
-      span: the first and the last time to draw.
-      points: points of a unit of time.
-      ranks: the ranks to draw; None: all.
-      numeral: size of the microbatches' numbers, in points; 0: none.
+    `span` is the first and the last time to draw, `points` those of a unit of time, and `numeral` the size of the
+    microbatches' numbers, in points; 0: none.
     """
     ranks = range(len(timeline.events)) if ranks is None else ranks
     for rank in ranks:
@@ -175,7 +156,6 @@ def draw_curves(axes: Axes, timeline: Timeline, scale: Scale) -> None:
 
 
 def coloured(timeline: Timeline, rank: int, semantics: Semantics | None) -> Iterator[tuple[Event, str]]:
-    """Yields the events of a rank, each with its colour."""
     stages = timeline.schedule.stages_of(rank)
     places = {stage: place / max(len(stages) - 1, 1) for place, stage in enumerate(stages)}
     for event in timeline.events[rank]:
@@ -227,7 +207,6 @@ def named_ranks(timeline: Timeline) -> list[int]:
 
 
 def line_colour(timeline: Timeline, rank: int) -> str:
-    """The colour of a rank's lines."""
     return to_hex(matplotlib.colormaps["viridis"](rank / max(timeline.schedule.num_ranks - 1, 1) * 0.9))
 
 
@@ -246,7 +225,6 @@ def _changes(timeline: Timeline, rank: int, *, split: bool) -> tuple[np.ndarray,
 
 
 def _peaks(timeline: Timeline) -> str:
-    """The largest amounts, and the ranks that hold them."""
     parts = [("peak", timeline.peak_inflight)]
     if timeline.schedule.split_backward:
         parts.append(("for W", timeline.peak_weight_stash))
@@ -259,7 +237,7 @@ def _peaks(timeline: Timeline) -> str:
 
 
 def _average(timeline: Timeline) -> float:
-    """The average time that an action takes, 0 if none takes any."""
+    """The average time of the actions that take any; 0 if none does."""
     lengths = [event.end - event.start for row in timeline.events for event in row if event.end > event.start]
     return sum(lengths) / max(len(lengths), 1)
 

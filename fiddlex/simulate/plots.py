@@ -55,16 +55,13 @@ def draw(
     """Draws timelines below each other, each with curves of what its ranks hold.
 
     Sizes that all timelines have in common are in the figure's title, others in the panels'. Where boxes of actions
-    would be too narrow to be seen, a timeline has a raster instead, and its start and end enlarged below.
+    would be too narrow to be seen, a timeline has a raster instead, and its start and end enlarged below. The figure
+    is 7 inches wide.
 
     Args:
       timelines: at least one timeline, each under the name to print above it.
-      semantics: the semantics of each timeline, under the same names, if the timelines have several batches; shades
-        then show versions of the weights.
+      semantics: those of timelines of several batches, under the same names; shades then show versions of the weights.
       brief: whether to leave out curves and enlarged parts; titles then say how much is in flight at most.
-
-    Returns:
-      The figure, 7 inches wide. `save` writes it.
     """
     row = min(_ROW, _ROWS / max(len(timeline.events) for timeline in timelines.values()))
     scale = panels.Scale.of(list(timelines.values()), width=_POINTS, row=72 * row)
@@ -105,12 +102,10 @@ def draw(
 
 
 def save(figure: Figure, path: pathlib.Path, *, format: str) -> None:
-    """Writes a figure as `svg`, `pdf` or `png`, with the same bytes every time.
-
-    Text stays text in svg and pdf. What is at `path` stays there if an error is raised.
+    """Writes a figure as `svg`, `pdf` or `png`, with the same bytes every time; text stays text in svg and pdf.
 
     Raises:
-      OSError: when the file cannot be written.
+      OSError: when the file cannot be written; what was at `path` stays there.
       ConfigError: when a png would be too high, as of very many timelines.
     """
     height = figure.get_figheight()
@@ -141,10 +136,7 @@ def _draw_ends(
 def _titles(
     timelines: Mapping[str, Timeline], semantics: Mapping[str, Semantics] | None, *, brief: bool
 ) -> tuple[str, dict[str, str]]:
-    """The title of the figure, with what all schedules have in common, and that of each timeline.
-
-    The name of a timeline tells which schedule it is of, if there are several.
-    """
+    """The title of the figure, with what all schedules have in common, and that of each timeline."""
     facts = {}
     for name, timeline in timelines.items():
         schedule = timeline.schedule
@@ -181,7 +173,6 @@ def _readable(name: str) -> str:
 
 
 def _legend(timelines: Mapping[str, Timeline], scale: panels.Scale, *, versions: bool, brief: bool) -> list[Artist]:
-    """What the colours, numbers and lines of a figure mean."""
     several = list(timelines.values())
     drawn = {event.action.kind for timeline in several for row in timeline.events for event in row}
     kinds = [kind for kind in Kind if kind in drawn]
@@ -223,7 +214,6 @@ def _has_tick_lines(timeline: Timeline, scale: panels.Scale, *, brief: bool) -> 
 
 
 def _of_curves(timelines: Sequence[Timeline]) -> list[Artist]:
-    """What the lines of the curves mean."""
     most = max(timelines, key=lambda timeline: timeline.schedule.num_ranks)
     handles: list[Artist] = [Line2D([], [], color="black", label="solid: activations in flight")]
     if any(timeline.schedule.split_backward for timeline in timelines):

@@ -10,30 +10,18 @@ from fiddlex.simulate.timeline import BUBBLE, Timeline
 
 
 class Steady(NamedTuple):
-    """Numbers of ticks, and times in the unit of the costs.
+    """Numbers of ticks, and times in the unit of the costs."""
 
-    Attributes:
-      fill_ticks: ticks of the first step, which fills the pipeline and ends with the first batch's last gradient.
-      fill: time of the first step.
-      period_ticks: average number of ticks per batch once the windows repeat.
-      period: average time per batch once the windows repeat.
-      bubble_fraction: the period minus the work of the busiest rank in it, divided by that work; in this time the rank
-        waits for updates or for other ranks.
-    """
-
-    fill_ticks: int
-    fill: float
-    period_ticks: float
-    period: float
+    fill_ticks: int  # of the first step, which fills the pipeline and ends with the first batch's last gradient
+    fill: float  # time of the first step
+    period_ticks: float  # average number of ticks per batch once the windows repeat
+    period: float  # average time per batch once the windows repeat
+    # The period beyond the busiest rank's work, in which it waits for updates or other ranks, divided by that work.
     bubble_fraction: float
 
 
 def steady(windows: Windows, costs: Costs) -> Steady:
-    """Runs a pipeline until its windows repeat.
-
-    Raises:
-      ScheduleError: when `costs` do not fit the stages.
-    """
+    """Runs a pipeline until its windows repeat; raises ScheduleError if `costs` do not fit the stages."""
     before, length = max(len(windows.first), 1), len(windows.cycle)
     run = first_steps(windows, before + length, costs)
     ticks = [len(windows[step].table) for step in range(before + length)]
@@ -44,11 +32,7 @@ def steady(windows: Windows, costs: Costs) -> Steady:
 
 
 def mean_batch_time(pipeline: Pipeline, costs: Costs) -> float:
-    """Average time per batch over the steps of a run, without filling and draining between phases.
-
-    Raises:
-      ScheduleError: when `costs` do not fit the stages.
-    """
+    """Average time per batch over the steps of a run, without filling and draining between phases."""
     if not pipeline.windows:
         return lockstep(pipeline.lowered, costs, pipeline.stream).makespan
     periods = {name: steady(windows, costs).period for name, windows in pipeline.windows.items()}
@@ -57,19 +41,14 @@ def mean_batch_time(pipeline: Pipeline, costs: Costs) -> float:
 
 
 def describe(windows: Windows) -> str:
-    """Returns a few words for a log, assuming stages of equal length."""
+    """A few words for a log, assuming stages of equal length."""
     facts = steady(windows, Costs())
     ticks, bubble = f"{facts.period_ticks:g} ticks a batch", f"bubble {facts.bubble_fraction:.0%} ({BUBBLE})"
     return f"{ticks}, {bubble}, {facts.fill_ticks} ticks in the first step"
 
 
 def no_gain(windows: Windows, order: str) -> str:
-    """Why a pipeline that is not flushed takes as many ticks for a batch as one that is; empty where it takes fewer.
-
-    Args:
-      windows: the windows of a pipeline.
-      order: the setting of the order in the caller's words, `pipeline.order` or `--order`.
-    """
+    """Why a pipeline without flushes takes as many ticks for a batch as one with; empty where it takes fewer."""
     facts, schedule = steady(windows, Costs()), windows.lowered.schedule
     delayed, waits = max(windows.semantics.delays) > 0, facts.bubble_fraction > 0
     if not delayed or not waits or facts.period_ticks < facts.fill_ticks:
@@ -98,9 +77,5 @@ def _work(windows: Windows, costs: Costs) -> float:
 
 
 def first_steps(windows: Windows, num_steps: int, costs: Costs) -> Timeline:
-    """Runs the first `num_steps` steps one after another in the lockstep clock.
-
-    Raises:
-      ScheduleError: when `costs` do not fit the stages.
-    """
+    """Runs the first `num_steps` steps one after another in the lockstep clock."""
     return lockstep(windows.over(num_steps), costs)

@@ -17,23 +17,15 @@ from fiddlex.simulate.clock import Costs
 
 
 class Copies(NamedTuple):
-    """The copies of a batch, alike on all ranks.
+    """The copies of a batch, alike on all ranks."""
 
-    Attributes:
-      rows: number of rows of a transfer.
-      period: number of ticks in a period.
-      rows_per_chunk: number of rows of each chunk.
-      trains: whether there are backward passes, so that gradients go to the host.
-    """
-
-    rows: int
-    period: int
+    rows: int  # of a transfer
+    period: int  # in ticks
     rows_per_chunk: int
-    trains: bool = True
+    trains: bool = True  # whether there are backward passes, so that gradients go to the host
 
     @classmethod
     def of(cls, stream: WeightStream) -> "Copies":
-        """The copies of a stream."""
         return cls(stream.rows, stream.period, stream.rows_per_chunk, stream.trains)
 
     def whole_periods(self, num_ticks: int) -> int:
@@ -41,17 +33,11 @@ class Copies(NamedTuple):
         return -(-num_ticks // self.period) * self.period
 
     def of_period(self, costs: Costs, *, spill: float) -> float:
-        """The time for which the link is in use in each period; the arguments are those of `lengthened`."""
+        """The time for which a period uses the link; `spill`: that of a tick, each way, for what forwards save."""
         return self.rows * max(costs.load, costs.store * self.trains) + self.period * spill
 
     def lengthened(self, lengths: np.ndarray, costs: Costs, *, spill: float) -> np.ndarray:
-        """The lengths of ticks where the last tick of each period waits for the period's copies, float [tick].
-
-        Args:
-          lengths: the lengths of the ticks without these copies, for whole periods, float [tick].
-          costs: times of the copies.
-          spill: time for which each tick uses the link, each way, for what forwards save.
-        """
+        """The lengths of ticks, for whole periods, where each period's last tick waits for its copies, float [tick]."""
         periods = lengths.reshape(-1, self.period).copy()
         periods[:, -1] += np.maximum(self.of_period(costs, spill=spill) - periods.sum(axis=1), 0.0)
         return periods.ravel()

@@ -35,24 +35,15 @@ class Event(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """When each rank ran each of its actions, and what follows from that.
-
-    Attributes:
-      schedule: the schedule that was run.
-      events: `[rank][number]`, in order of time; the events of one rank never overlap.
-      tick_starts: start of each tick, if all ranks step together (`lockstep`); otherwise empty.
-      end: end of the last tick and of the copies after it, if all ranks step together; None: the timeline ends with
-        the last action.
-      ticks_end: end of the last tick, if all ranks step together.
-      shared: total time, over all ticks, in which all ranks together embed and score.
-    """
+    """When each rank ran each of its actions, and what follows from that."""
 
     schedule: Schedule
-    events: tuple[tuple[Event, ...], ...]
-    tick_starts: tuple[float, ...] = ()
+    events: tuple[tuple[Event, ...], ...]  # [rank][number], in order of time; the events of one rank never overlap
+    tick_starts: tuple[float, ...] = ()  # if all ranks step together (`lockstep`), else empty
+    # End of the last tick and of the copies after it, if all ranks step together; None: that of the last action.
     end: float | None = None
-    ticks_end: float | None = None
-    shared: float = 0.0
+    ticks_end: float | None = None  # end of the last tick, if all ranks step together
+    shared: float = 0.0  # total time, over all ticks, in which all ranks together embed and score
 
     @functools.cached_property
     def makespan(self) -> float:

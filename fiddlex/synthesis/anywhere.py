@@ -31,11 +31,7 @@ def find_anywhere(
     seed: int = 0,
     with_bound: bool = True,
 ) -> Found:
-    """Searches over all `placements`, with a cap in microbatches of the whole rank; the bound is that of all of them.
-
-    Raises:
-      ScheduleError: when costs, cap or sizes cannot be (`Problem`).
-    """
+    """Searches over all `placements`, with a cap in microbatches of the whole rank; the bound holds for all of them."""
     check_size(pipe * chunks, num_microbatches)
     problems = [
         Problem.in_microbatches(placement, num_microbatches, costs, cap, clock)

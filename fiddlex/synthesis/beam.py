@@ -1,14 +1,14 @@
 """Builds schedules tick by tick for the lockstep clock, and keeps the best after each tick: a beam search.
 
 In each tick every rank runs one action that is ready, or waits for one. A partial schedule is continued under many
-preferences: which kind of action goes first, which stage, how many microbatches a stage lets in ahead of their backward
-passes, and how long the tick should be, since a tick lasts as long as its longest action and a rank that runs a short
-one wastes the rest. All ranks have the same preference in a tick, and may have another one in the next. Of the partial
-schedules that have run as many ticks, those go on whose time so far and least time to come are shortest. Microbatches
-are alike, so what matters of a partial schedule is how many actions of each kind and stage have begun.
+preferences: which kind of action and which stage goes first, how many microbatches a stage lets in ahead of their
+backward passes, and how long the tick should be, since a tick lasts as long as its longest action. All ranks have the
+same preference in a tick, and may have another one in the next. Those partial schedules of as many ticks go on whose
+time so far and least time to come are shortest. Microbatches are alike, so what matters of a partial schedule is how
+many actions of each kind and stage have begun.
 
-Sums are made in one order, not as products of matrices, whose sums differ between machines in the last digit, which
-can decide between two partial schedules.
+Sums are made in one order, not as products of matrices, whose sums differ between machines in the last digit, which can
+decide between two partial schedules.
 
 A rank never waits while the action that it runs next is ready, because `fiddlex.schedules.ticks` would not let it wait
 either. Invariant: the result is a legal schedule, and within the caps where that of `greedy` is.
@@ -36,19 +36,13 @@ _ORDERS = ((_F, _I, _W), (_I, _F, _W), (_I, _W, _F), (_W, _I, _F))  # kinds, the
 
 
 class _Partials(NamedTuple):
-    """Partial schedules, all of as many ticks.
+    """Partial schedules, all of as many ticks."""
 
-    Attributes:
-      counts: actions that have begun, int [partial, stage, kind].
-      time: when the next tick starts, float [partial].
-      arrives: how long after the start of the next tick the last gradient arrives at each rank, [partial, rank].
-      waits: whether the rank of a stage waited although an F of the stage was ready, so that the rank runs something
-        else next, bool [partial, stage].
-    """
-
-    counts: np.ndarray
-    time: np.ndarray
+    counts: np.ndarray  # actions that have begun, int [partial, stage, kind]
+    time: np.ndarray  # when the next tick starts, float [partial]
+    # how long after the start of the next tick the last gradient arrives at each rank, [partial, rank]
     arrives: np.ndarray
+    # bool [partial, stage]: the stage's rank waited though its F was ready, so it runs something else next
     waits: np.ndarray
 
     def take(self, numbers: np.ndarray) -> "_Partials":
@@ -56,25 +50,16 @@ class _Partials(NamedTuple):
 
 
 class _Tick(NamedTuple):
-    """What the partial schedules that were kept ran in one tick.
+    """What the partial schedules that were kept ran in one tick."""
 
-    Attributes:
-      parents: the partial schedule of the tick before that each one continues, int [partial].
-      actions: stage × 3 + kind of each rank's action, −1 where it waits, int [partial, rank].
-    """
-
-    parents: np.ndarray
-    actions: np.ndarray
+    parents: np.ndarray  # the partial schedule of the tick before that each one continues, int [partial]
+    actions: np.ndarray  # stage × 3 + kind of each rank's action, −1 where it waits, int [partial, rank]
 
 
 def search(problem: Problem, *, width: int, splits: bool = True, name: str = "auto") -> Schedule | None:
-    """Returns the best schedule with one action of a rank per tick that a beam search finds; None if it finds none.
+    """The best schedule with one action of a rank per tick that a beam search finds; None if it finds none.
 
-    Args:
-      problem: what is asked for; of its clock nothing is used.
-      width: number of partial schedules that go on after each tick.
-      splits: whether backward passes are I and W, or B.
-      name: name of the schedule.
+    After each tick `width` partial schedules go on. Backward passes are I and W if `splits`, or B. No clock is used.
     """
     return _Beam(problem, width, splits).run(name)
 
@@ -117,7 +102,6 @@ class _Beam:
         )
 
     def run(self, name: str) -> Schedule | None:
-        """Searches, and returns the best schedule."""
         problem, ticks = self._problem, list[_Tick]()
         ranks, shape = problem.num_ranks, (1, problem.num_stages, 3)
         now = _Partials(np.zeros(shape, int), np.zeros(1), np.zeros((1, ranks)), np.zeros(shape[:2], bool))
@@ -280,7 +264,6 @@ class _Beam:
         return np.stack(orders)
 
     def _lengths_of_ticks(self) -> np.ndarray:
-        """Lengths of ticks that are tried."""
         with_hops = self._durations[:, _F] + self._activation_hops, self._durations[:, _I:] + self._gradient_hops.max()
         lengths = np.concatenate([self._durations.ravel(), *(each.ravel() for each in with_hops)])
         lengths = np.sort(lengths)
@@ -291,10 +274,8 @@ class _Beam:
 
 
 def _different(rows: np.ndarray) -> np.ndarray:
-    """The number of the first of each different row of whole numbers, in order.
-
-    Rows are compared by hashes of 63 bits. Should two different rows have the same one, the second is left out.
-    """
+    """The number of the first of each different row of whole numbers, in order."""
+    # Rows are compared by hashes of 63 bits. Should two different rows have the same one, the second is left out.
     factors = np.random.default_rng(0).integers(2**63, size=rows.shape[1], dtype=np.int64)
     hashes = (rows * factors).sum(axis=1)  # sums of arrays wrap around
     return np.sort(np.unique(hashes, return_index=True)[1])

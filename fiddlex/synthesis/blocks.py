@@ -1,9 +1,7 @@
 """Schedules that repeat one block, the actions of a microbatch on all ranks, every so many units of time.
 
 `fiddlex.schedules.repeated_blocks` says what a block is. The time for which its actions last on a rank gives the rank's
-memory. All actions take one unit here, as in ticks. `solved` finds the shortest
-period that the caps allow with an integer program, which proves that no other block has a shorter one. `regular` lists
-blocks whose passes go from rank to rank at an even pace, for any number of ranks. `repeated` makes a block a schedule.
+memory. All actions take one unit here, as in ticks.
 """
 
 import itertools
@@ -26,7 +24,6 @@ MOST_NODES = 300  # that the integer program may look at for a period; a number,
 
 
 def repeated(problem: Problem, block: Block, name: str = "auto") -> Schedule:
-    """Repeats a block for every microbatch of a problem."""
     return repeated_blocks.repeated(
         name, problem.placement, block, problem.num_microbatches, room=problem.caps, amounts=problem.activation
     )
@@ -51,14 +48,10 @@ def _pairs_of_paces() -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 def solved(problem: Problem) -> tuple[Block | None, int]:
-    """Finds a block with the shortest period that the caps allow, and of those one that ends soonest.
+    """A block with the shortest period that the caps allow, and of those one that ends soonest; costs are not used.
 
-    Args:
-      problem: the problem; of its costs nothing is used.
-
-    Returns:
-      The block, or None if none was found within the limits on size and nodes, and a number of units that no shorter
-      period can have. A longer period was not found either if both are equal.
+    It is None if none was found within the limits on size and nodes. The number is a lower bound of the period, in
+    units.
     """
     proven = least = _least_period(problem)
     longest = max(least, 2 * problem.num_stages + 1)  # a microbatch ends as the next begins
@@ -94,7 +87,7 @@ class _BlockProgram:
         self._rows: list[tuple[dict[int, float], float, float]] = []
 
     def solve(self) -> tuple[Block | None, bool]:
-        """Returns a block that ends soonest, or None and whether there is none."""
+        """A block that ends soonest, or None and whether there is none."""
         self._choose_units()
         self._follow()
         self._fit_memory()

@@ -1,12 +1,12 @@
 """Times that no schedule can beat, under the caps on memory, for each rank by itself.
 
-A rank has to run F, I and W of all its stages for all microbatches, one at a time. What it needs of other ranks comes
-no sooner than the passes through their stages take if these never wait, and its memory has a cap. The bound is the
-least time in which one rank can do this. All microbatches are alike, so only the numbers of actions begun by each time
-matter, and a linear program over these numbers, which may be fractions, is enough for a bound. Times are rounded down
-to a grid, so that they are whole numbers. A B is an I and a W, one right after the other; between them it leaves
-nothing, so what an I leaves counts only while its W waits. In lockstep ranks can only be later than in this model.
-Invariant: no legal schedule within the caps takes less than `lower_bound`.
+The bound is the least time in which one rank can run F, I and W of all its stages for all microbatches, one at a time.
+What it needs of other ranks comes no sooner than the passes through their stages take if these never wait. All
+microbatches are alike, so only the numbers of actions begun by each time matter, and a linear program over these
+numbers, which may be fractions, is enough for a bound. Times are rounded down to a grid, so that they are whole
+numbers. A B is an I and a W, one right after the other; between them it leaves nothing, so what an I leaves counts only
+while its W waits. In lockstep ranks can only be later than in this model. Invariant: no legal schedule within the caps
+takes less than `lower_bound`.
 """
 
 import itertools
@@ -31,12 +31,7 @@ _KINDS = (Kind.F, Kind.I, Kind.W)
 
 
 def lower_bound(problem: Problem, known: float = math.inf) -> float:
-    """Returns a time that no schedule within the caps beats, in the sense of `Judged.time`.
-
-    Args:
-      problem: the problem.
-      known: the time of a schedule that was found; the bound is never larger.
-    """
+    """A time that no schedule within the caps beats, as `Judged.time`; at most `known`, a schedule's time."""
     best = _of_cores(problem)
     for times, shared in _relaxations(problem):
         best = max(best, _bound(times, problem, best - shared, known - shared) + shared)
@@ -44,23 +39,14 @@ def lower_bound(problem: Problem, known: float = math.inf) -> float:
 
 
 class Times(NamedTuple):
-    """Times of a relaxation.
+    """Times of a relaxation."""
 
-    Attributes:
-      durations: the time of each kind on each stage.
-      hops: the time of a message from each stage to another rank.
-    """
-
-    durations: dict[Kind, tuple[float, ...]]
-    hops: tuple[float, ...]
+    durations: dict[Kind, tuple[float, ...]]  # of each kind on each stage
+    hops: tuple[float, ...]  # the time of a message from each stage to another rank
 
 
 def _relaxations(problem: Problem) -> list[tuple[Times, float]]:
-    """Times that a schedule can only exceed, each with what all ranks spend together besides them.
-
-    In lockstep all ranks embed and score together, and every tick adds a time; without these times, hops are left out
-    too, since they may be hidden by them.
-    """
+    """Times that a schedule can only exceed, each with what all ranks spend together besides them."""
     costs, stages = problem.costs, problem.num_stages
     durations, hops = problem.durations, costs.per_stage(stages)["hop"]
     if problem.clock == "free_running":
@@ -70,6 +56,8 @@ def _relaxations(problem: Problem) -> list[tuple[Times, float]]:
         durations = {kind: tuple(least * time for time in row) for kind, row in durations.items()}
     shared = _shared(problem)
     with_hops, without = Times(durations, hops), Times(durations, (0.0,) * stages)
+    # In lockstep all ranks embed and score together, and every tick adds a time; without these times, hops are left out
+    # too, since they may be hidden by them.
     return [(without, shared), (with_hops, 0.0)] if shared or any(hops) else [(without, 0.0)]
 
 
@@ -106,8 +94,7 @@ def _bound(times: Times, problem: Problem, least: float, known: float) -> float:
 def _of_ranks(times: Times, problem: Problem, ranks: Sequence[int], best: float, known: float) -> float:
     """A time that one of `ranks` needs at least, if it is more than `best`, up to `known`.
 
-    It is the longest that their linear programs give on a coarse grid, or what that of the rank with the longest gives
-    on a fine grid, since each of these takes a while.
+    It is the longest on a coarse grid, or that of the rank with the longest on a fine grid, since each takes a while.
     """
     shortest = min(min(times.durations[kind]) for kind in _KINDS)
     before = math.inf
@@ -129,10 +116,7 @@ def _of_ranks(times: Times, problem: Problem, ranks: Sequence[int], best: float,
 
 
 def _examined(problem: Problem, work: Sequence[float]) -> list[int]:
-    """The ranks whose linear programs are solved: first, last and middle one, and the one with most work.
-
-    The first and the last have the longest round trips.
-    """
+    """The ranks whose programs are solved: first and last (longest round trips), middle, and the one with most work."""
     last = problem.num_ranks - 1
     return list(dict.fromkeys([0, last, last // 2, max(range(last + 1), key=lambda rank: work[rank])]))
 
@@ -312,7 +296,6 @@ class _Rows:
         self._count = 0
 
     def monotonic(self) -> None:
-        """Adds that no curve falls."""
         for curve in range(self._num_curves):
             self.at_most([(curve, 1, 1.0), (curve, 0, -1.0)], 0.0)
 

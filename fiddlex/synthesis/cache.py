@@ -38,11 +38,7 @@ _WRONG = (  # what a damaged file may raise
 
 
 def find_once(problem: Problem, *, effort: int, seed: int, with_bound: bool) -> Found:
-    """Returns what `search.find` returns, from the cache if it was asked before.
-
-    Raises:
-      ScheduleError: as `search.find` does.
-    """
+    """What `search.find` returns or raises, from the cache if it was asked before."""
     try:
         path = cache_folder() / FOLDER / f"{_key(problem, effort, seed, with_bound)}.json"
     except FileNotFoundError:  # a user without a home keeps nothing

@@ -1,11 +1,9 @@
-"""Builds a whole schedule by running it: every rank takes the best action that is ready, under limits.
+"""Builds a whole schedule by running it: every rank takes the best action that is ready, under limits (`Rules`).
 
-The only choices are which kind of action goes first, how many microbatches each stage lets in ahead of their backward
-passes, and whether a rank that waits for the next F or I fills a gap that is shorter than a W. `search` tries many such
-rules. Each rank chooses for itself; `beam` lets ranks choose together for each tick of the lockstep clock.
+Each rank chooses for itself; `beam` lets ranks choose together for each tick of the lockstep clock.
 
-An F waits where memory would exceed its cap less what one I leaves for its W, and an I waits where what it
-leaves would exceed the cap, until the rank has run a W.
+An F waits where memory would exceed its cap less what one I leaves for its W, and an I waits where what it leaves would
+exceed the cap, until the rank has run a W.
 
 No rank waits for ever. Once a microbatch has run the F of all stages of a rank, it needs no more room there, and what
 it holds is sure to be let go of. An F also waits if the microbatches that are not so far would then leave no room for
@@ -25,26 +23,17 @@ from fiddlex.synthesis.problem import ROUNDING, Problem
 
 
 class Rules(NamedTuple):
-    """How ranks choose.
+    """How ranks choose."""
 
-    Attributes:
-      ahead: for each stage, the most microbatches whose F has begun and whose I or B has not.
-      splits: whether backward passes are I and W, or B.
-      forward_first: whether an F goes before an I or B that is ready too.
-      deep_first: whether, of several F or of several I, the one further along the pass of its microbatch goes first;
-        otherwise that of the earlier microbatch.
-      reserves: whether an F waits until there is room for the later stages of its rank too, beside all that the rank
-        holds; otherwise it waits only as long as it must.
-      patience: a rank runs a W while it waits for an F or I only if it has to wait for at least this share of the W.
-      unit: whether all actions take one unit while the schedule is built, as ticks do, instead of their times.
-    """
-
-    ahead: tuple[float, ...]
-    splits: bool = True
-    forward_first: bool = False
+    ahead: tuple[float, ...]  # for each stage, the most microbatches whose F has begun and whose I or B has not
+    splits: bool = True  # whether backward passes are I and W, or B
+    forward_first: bool = False  # whether an F goes before an I or B that is ready too
+    # whether, of several F or several I, the one furthest along its pass goes first, or that of the earliest microbatch
     deep_first: bool = True
+    # whether an F waits for room for the later stages of its rank too, or only as long as it must
     reserves: bool = False
-    patience: float = 0.0
+    patience: float = 0.0  # a rank that waits for an F or I runs a W only if the wait is at least this share of the W
+    # whether all actions take one unit while the schedule is built, as ticks do, instead of their times
     unit: bool = False
 
 
@@ -81,7 +70,6 @@ def room_for_forwards(problem: Problem, *, splits: bool) -> list[float]:
 
 
 def build(problem: Problem, rules: Rules, name: str = "auto") -> Schedule:
-    """Returns the schedule that ranks with these rules run."""
     run = _Run(problem, rules)
     run.run()
     return run.schedule(name)
@@ -114,11 +102,9 @@ class _Run:
         self._backward = backward
 
     def schedule(self, name: str) -> Schedule:
-        """What the ranks ran."""
         return Schedule(name, tuple(map(tuple, self._rows)), self.problem.placement, strict=not self.rules.splits)
 
     def run(self) -> None:
-        """Runs all actions."""
         free = [0.0] * self.problem.num_ranks
         wakes = [(0.0, rank) for rank in range(self.problem.num_ranks)]
         while wakes:
@@ -170,7 +156,6 @@ class _Run:
         return (best[2], best[0]) if best else (None, math.inf)
 
     def _may_begin(self, rank: int, stage: int, kind: Kind) -> bool:
-        """Whether the limit and the memory let an action of a kind of a stage begin."""
         if kind is Kind.I:
             return self._held[rank] + self._left[stage] <= self._caps[rank] or not self._waiting[rank]
         if kind is not Kind.F:

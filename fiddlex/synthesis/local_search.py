@@ -1,6 +1,6 @@
 """Improves the order of one schedule by moving single actions, with the clock as judge.
 
-A move takes an action of one rank to another place in the rank's order. It keeps the order of the microbatches of each
+A move takes an action of one rank to another place in the rank's order, but keeps the order of the microbatches of each
 kind on each stage, since all microbatches are alike. A move is kept unless it makes the schedule worse, so that the
 search can cross schedules that are equally good. Invariant: the result is legal, within the caps, and never worse than
 the schedule that was given.
@@ -17,15 +17,7 @@ FARTHEST = 12  # places by which an action moves at most
 
 
 def improve(problem: Problem, schedule: Schedule, judged: Judged, *, tries: int, seed: int) -> tuple[Schedule, Judged]:
-    """Returns the best schedule among `tries` moves from a schedule, and how good it is.
-
-    Args:
-      problem: what is asked for.
-      schedule: a legal schedule within the caps.
-      judged: how good it is.
-      tries: number of moves.
-      seed: seed of the choice of moves.
-    """
+    """The best among `tries` moves from a legal schedule within the caps, of which `judged` says how good it is."""
     rng = random.Random(seed)
     rows = [list(row) for row in schedule.actions]
     for _ in range(tries):

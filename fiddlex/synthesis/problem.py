@@ -1,7 +1,6 @@
 """What a schedule is asked for, and how good a schedule is.
 
-Invariant: a schedule is judged only by the clocks and the memory of `fiddlex.simulate`, the same as for printed
-schedules, whatever found it.
+Invariant: whatever found a schedule, only the clocks and the memory of `fiddlex.simulate` judge it.
 """
 
 import dataclasses
@@ -25,18 +24,12 @@ ROUNDING = 1e-9  # relative; sums of the same times in another order differ by l
 
 
 class Judged(NamedTuple):
-    """How good a schedule is.
+    """How good a schedule is."""
 
-    Attributes:
-      time: in lockstep the makespan; in the free-running clock the longest time from a rank's first action to its last.
-        It is the work of the busiest rank plus the bubble (`Timeline.bubble`).
-      makespan: the time from the first action to the last.
-      peaks: the most that each rank holds, in the unit of `Problem.activation`.
-    """
-
+    # lockstep: makespan; free-running: longest from a rank's first action to its last, the most work plus the bubble
     time: float
-    makespan: float
-    peaks: tuple[float, ...]
+    makespan: float  # from the first action to the last
+    peaks: tuple[float, ...]  # the most that each rank holds, in the unit of `Problem.activation`
 
     def better_than(self, other: "Judged | None") -> bool:
         """Whether the time is shorter by more than rounding, or equal and the makespan shorter."""
@@ -48,7 +41,6 @@ class Judged(NamedTuple):
 
 
 def check_size(num_stages: int, num_microbatches: int) -> None:
-    """Raises ScheduleError when a schedule has too many actions to be searched."""
     if (number := 3 * num_stages * num_microbatches) > MOST_ACTIONS:
         raise ScheduleError(
             f"{num_stages:,} stages and {num_microbatches:,} microbatches make {number:,} actions; schedules are "
@@ -58,25 +50,16 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A pipeline whose schedule is to be found.
+    """A pipeline whose schedule is to be found."""
 
-    Attributes:
-      placement: the rank of each stage.
-      num_microbatches: microbatches in a batch, which is flushed.
-      costs: the times of actions and messages. All F, I and W must be above 0.
-      caps: the most that each rank may hold, in the unit of `activation`.
-      activation: what one microbatch of each stage takes from the start of its F to the end of its B or W.
-      weight_gradient: what an I of each stage leaves for its W.
-      clock: `lockstep` or `free_running`; the one whose time counts.
-    """
-
-    placement: tuple[int, ...]
-    num_microbatches: int
-    costs: Costs
-    caps: tuple[float, ...]
+    placement: tuple[int, ...]  # the rank of each stage
+    num_microbatches: int  # microbatches in a batch, which is flushed
+    costs: Costs  # the times of actions and messages; F, I and W of all stages above 0
+    caps: tuple[float, ...]  # the most that each rank may hold, in the unit of `activation`
+    # what one microbatch of each stage takes from the start of its F to the end of its B or W
     activation: tuple[float, ...]
-    weight_gradient: tuple[float, ...]
-    clock: str = "lockstep"
+    weight_gradient: tuple[float, ...]  # what an I of each stage leaves for its W
+    clock: str = "lockstep"  # the clock whose time counts: `lockstep` or `free_running`
 
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:
@@ -111,8 +94,7 @@ class Problem:
         """A problem whose cap counts microbatches of the whole rank, as `Timeline.peak_inflight` does.
 
         Raises:
-          ScheduleError: when the costs do not fit the stages, a time of an action is not above 0, or the cap is below
-            the least that any schedule needs.
+          ScheduleError: when the costs do not fit the stages, a time is not above 0, or no schedule fits the cap.
         """
         share = [1 / placement.count(rank) for rank in placement]
         zero = (0.0,) * len(placement)
@@ -120,12 +102,10 @@ class Problem:
 
     @property
     def num_stages(self) -> int:
-        """Number of stages."""
         return len(self.placement)
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks."""
         return 1 + max(self.placement)
 
     @functools.cached_property
@@ -151,18 +131,16 @@ class Problem:
 
     @functools.cached_property
     def durations(self) -> dict[Kind, tuple[float, ...]]:
-        """The time of each kind of action on each stage, without embedding and head."""
+        """Without embedding and head."""
         return self.costs.durations(self.num_stages)
 
     @functools.cached_property
     def times(self) -> dict[Kind, tuple[float, ...]]:
-        """The time that each kind of action on each stage takes its rank.
-
-        In the free-running clock the first and the last stage embed and score. In lockstep all ranks do so together,
-        which is not counted here.
-        """
+        """The time of each kind of action on each stage; free-running: embedding and head included."""
         durations, costs = dict(self.durations), self.costs
         if self.clock == "free_running":
+            # In the free-running clock the first and the last stage embed and score. In lockstep all ranks do so
+            # together, which is not counted here.
             forward, inputs, whole = (list(durations[kind]) for kind in (Kind.F, Kind.I, Kind.B))
             forward[0] += costs.embed
             forward[-1] += costs.head
@@ -172,7 +150,7 @@ class Problem:
         return durations
 
     def judge(self, schedule: Schedule) -> Judged | None:
-        """Returns how good a legal schedule is; None if a rank holds more than its cap.
+        """How good a legal schedule is; None if a rank holds more than its cap.
 
         Raises:
           ScheduleError: when the schedule cannot run to its end.

@@ -4,7 +4,6 @@ from fiddlex.synthesis.search import Found
 
 
 def told(found: Found, clock: str) -> str:
-    """What was found in which clock, as a sentence."""
     time, bound = found.judged.time, found.bound
     above = f"{time / bound - 1:.1%} above" if time > bound * (1 + 1e-9) else "as short as"
     return (
@@ -14,7 +13,6 @@ def told(found: Found, clock: str) -> str:
 
 
 def facts(found: Found) -> dict[str, object]:
-    """What was found, for JSON."""
     placement, strict = found.schedule.placement, found.schedule.strict
     of_it = {"origin": found.origin, "tried": found.tried, "placement": placement, "strict": strict}
     return {"time": found.judged.time, "bound": found.bound, **of_it}

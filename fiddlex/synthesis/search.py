@@ -1,10 +1,9 @@
 """The best schedule found for a problem: candidates of every kind, then a local search from the best if it is small.
 
 The candidates are the schedules that have names, those of `greedy` under many rules, those that repeat a block, and for
-the lockstep clock those of beam searches. All are judged by the same clock under the same caps, so the result is never
-worse than a named schedule. The search draws from a seed and counts its work in actions, not in seconds: the same
-inputs and version of scipy give the same schedule on every machine and in every process. Invariant: the schedule that
-`find` returns is legal and within the caps.
+the lockstep clock those of beam searches, all judged by the same clock under the same caps. The search draws from a
+seed and counts its work in actions, not in seconds: the same inputs and version of scipy give the same schedule on
+every machine and in every process. Invariant: the schedule is legal, within the caps, and never worse than a named one.
 """
 
 import dataclasses
@@ -35,21 +34,13 @@ NAME = "auto"
 
 
 class Found(NamedTuple):
-    """What a search found.
-
-    Attributes:
-      schedule: the best schedule.
-      judged: how good it is.
-      bound: a time that no schedule beats with its placement of stages, or 0 if none was computed.
-      origin: what made it, for people.
-      tried: number of schedules that were judged.
-    """
+    """What a search found."""
 
     schedule: Schedule
     judged: Judged
-    bound: float
-    origin: str
-    tried: int
+    bound: float  # a time that no schedule beats with its placement of stages, or 0 if none was computed
+    origin: str  # what made it, for people
+    tried: int  # number of schedules that were judged
 
 
 class _Candidate(NamedTuple):
@@ -172,7 +163,6 @@ def _told(ahead: float) -> str:
 
 
 def _of_blocks(problem: Problem) -> Iterator[tuple[Schedule, str]]:
-    """Schedules that repeat a block."""
     for block in blocks.regular(problem):
         yield blocks.repeated(problem, block), f"a regular block of {block.period} units"
     shortest, _ = blocks.solved(problem)

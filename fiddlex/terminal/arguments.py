@@ -12,10 +12,7 @@ OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")  # --config.section.field
 def file_first(argv: list[str]) -> list[str]:
     """`argv` with its flag files expanded, and the last `--config` before all overrides, as config_flags requires.
 
-    `--`, and what follows it, is another program's and is left out.
-
-    Raises:
-      flags.Error: when a flag file cannot be read, or contains a NUL character.
+    `--`, and what follows it, is another program's and is left out. A flag file that cannot be read raises flags.Error.
     """
     try:
         program, *arguments = flags.FLAGS.read_flags_from_files(split_program(argv)[0])

@@ -53,8 +53,6 @@ flags.disclaim_key_flags()  # --help lists --config under the binary that define
 
 
 class _EveryParser(flags.ArgumentParser):
-    """Reads an `Every` from the command line."""
-
     def parse(self, argument: int | str) -> Every:
         try:
             return Every(argument)
@@ -95,12 +93,8 @@ class _RegisteringParser(flags.ArgumentParser):
 def define_config(*, required: bool = True) -> flags.FlagHolder[Config]:
     """Defines `--config`, with overrides; for programs that start from a config (`load_config`).
 
-    Args:
-      required: whether the program refuses to start without it.
-
-    Returns:
-      The flag. Its value is that config with the command line's overrides applied, not yet validated. Fields of the
-      file that the overrides make a run ignore have their defaults (`run`).
+    The flag's value is that config with the command line's overrides applied, not yet validated. Fields of the file
+    that the overrides make a run ignore have their defaults (`run`).
     """
     text = "name that `fiddlex configs` lists, or file.py, with :argument; --config.section.field=value overrides it"
     holder = _define(text, load_config)
@@ -119,13 +113,9 @@ def define_overrides() -> None:
 
 
 def define_changes(config: Config) -> flags.FlagHolder[Config]:
-    """Defines `--config.section.field=value` alone; for programs with a config of their own.
+    """Defines `--config.section.field=value` alone; for programs with a `config` of their own, which `--help` shows.
 
-    Args:
-      config: the program's own config; `--help` shows its values.
-
-    Returns:
-      The flag. Its value is a copy of `config` with the command line's overrides applied, not yet validated.
+    The flag's value is a copy of `config` with the command line's overrides applied, not yet validated.
     """
     text = "only as --config.section.field=value, which changes the program's own config"
     return _define(text, functools.partial(_refuse_file, "has a config of its own"), config)
@@ -153,11 +143,7 @@ def define_workdir(help_text: str) -> flags.FlagHolder[str]:
 
 
 def apply_overrides(config: Config) -> Config:
-    """A copy of `config` with the command line's overrides applied, not yet validated; see `define_overrides`.
-
-    Raises:
-      ConfigError: when other fields make a run ignore an override.
-    """
+    """A copy of `config` with the overrides applied, not yet validated; ConfigError when a run would ignore one."""
     given = config_flags.get_override_values(flags.FLAGS["config"])
     config = replaced(config, given)
     reset_unused(config, by=given)
@@ -173,14 +159,13 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     The exit status is `USAGE_STATUS` for flags that cannot be parsed and for every ConfigError, DataError or
     ScheduleError, except for a DataError whose cause is an OSError that may pass, such as a full disk. It is
     `FAILURE_STATUS` for these and any other FiddlexError that `main` raises, and when standard output cannot be
-    written. A standard error that cannot be written changes nothing. The module that defines `main` may say in
-    `ARGUMENT` what the first positional argument is, which must then be given; in `MORE_ARGUMENTS` how many may follow
-    it, by default none; and with `TAKES_PROGRAM` that `--` and another program's command line may follow. Further
-    positional arguments are an error, whose message proposes the flag that the module names in `STRAY_ARGUMENT`.
+    written. A standard error that cannot be written changes nothing.
 
-    Args:
-      main: takes a list that holds the program's name, the positional arguments, and what follows `--`.
-        `--help` shows the docstring and the flags of its module.
+    `main` takes a list of the program's name, the positional arguments, and what follows `--`; `--help` shows the
+    docstring and the flags of its module. That module may say in `ARGUMENT` what the first positional argument is,
+    which must then be given; in `MORE_ARGUMENTS` how many may follow it, by default none; and with `TAKES_PROGRAM` that
+    `--` and another program's command line may follow. Any further positional argument is an error, whose message
+    proposes the flag that the module names in `STRAY_ARGUMENT`.
     """
 
     def call(argv: list[str]) -> None:
@@ -251,7 +236,6 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
 
 
 def _status(error: FiddlexError) -> int:
-    """The status of a program that `error` ends."""
     cause: BaseException | None = error
     while isinstance(cause, DataError):  # one may add to the message of another
         cause = cause.__cause__
@@ -261,19 +245,16 @@ def _status(error: FiddlexError) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Handles Ctrl-C: raises KeyboardInterrupt, or tries again a moment later where Python would ignore it."""
     if not interrupts.postponed(number):
         interrupts.interrupt(KeyboardInterrupt)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Handles SIGTERM and SIGUSR1: raises Stopped, or tries again a moment later where Python would ignore it."""
     if not interrupts.postponed(number):
         interrupts.interrupt(Stopped, number)
 
 
 def _end_library_log(*, failed: bool) -> None:
-    """Ends the log of libraries in C++; tells where it is if the program has failed and there is something in it."""
     if failed and (text := library_log.told()):
         sys.stderr.write(f"{text}\n")
     library_log.end(failed=failed)

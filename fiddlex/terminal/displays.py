@@ -27,17 +27,12 @@ _WATCH_S = 1.0  # between two looks at how long a phase has lasted
 
 
 class Display:
-    """Shows the innermost of the phases that are open; this one shows nothing.
+    """Shows the innermost of the phases that are open; this one shows nothing."""
 
-    Attributes:
-      is_live: whether what it shows follows the phase.
-      advanced: to be called when a phase has advanced; None: nothing has to be.
-    """
-
-    is_live = False
+    is_live = False  # whether what is shown follows the phase
 
     def __init__(self) -> None:
-        self.advanced: Callable[[], None] | None = None
+        self.advanced: Callable[[], None] | None = None  # to be called when a phase has advanced
 
     def changed(self) -> None:
         """To be called when a phase has begun or ended."""
@@ -77,7 +72,6 @@ class Terminal(Display):
         self._bar = "━─" if (sys.stderr.encoding or "").lower().startswith("utf") else "#-"
 
     def changed(self) -> None:
-        """Begins to draw with the first phase, and removes the line after the last."""
         if self._phases and self._live is None:
             self._live = self._make()
             self._live.start()
@@ -114,11 +108,7 @@ class Terminal(Display):
 
 
 class Notebook(Display):
-    """One output of the cell, which is replaced, and emptied after the last phase.
-
-    The main thread draws it when a phase begins, ends or advances, since what other threads draw may come into another
-    cell.
-    """
+    """One output of the cell. The main thread draws it, since what other threads draw may come into another cell."""
 
     is_live = True
 
@@ -130,12 +120,10 @@ class Notebook(Display):
         self.advanced = self._redraw
 
     def _redraw(self) -> None:
-        """Shows the innermost phase, if the last time was some moments ago."""
         if time.monotonic() - self._drawn_s >= _NOTEBOOK_S:
             self.changed()
 
     def changed(self) -> None:
-        """Shows the innermost phase."""
         from IPython.display import display
 
         self._drawn_s = time.monotonic()
@@ -159,7 +147,6 @@ class Log(Display):
         self._thread: threading.Thread | None = None
 
     def changed(self) -> None:
-        """Begins to watch the phases."""
         if not self._phases:
             self._begun.clear()
             return

@@ -26,25 +26,17 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "%": 0.01}
 
 
 class Stray(NamedTuple):
-    """An argument that is neither a flag nor a flag's value.
-
-    Attributes:
-      text: the argument.
-      before: the argument before it; empty where it is the first.
-    """
+    """An argument that is neither a flag nor a flag's value."""
 
     text: str
-    before: str
+    before: str  # the argument before it; empty where it is the first
 
 
 def unknown_flag(name: str, argument: str, own: Sequence[str], *, positional: str = "") -> str:
-    """The message for a flag that does not exist.
+    """The message for a flag that does not exist; `argument` is the whole argument, as in `--lr=3`.
 
-    Args:
-      name: its name.
-      argument: the whole argument, as in `--lr=3`.
-      own: the names of the program's flags.
-      positional: what the program's first positional argument is; empty where it takes none.
+    `own` has the names of the program's flags. `positional` says what its first positional argument is; empty: it takes
+    none.
     """
     sign, value = argument.partition("=")[1:]
     has_config = "config" in own
@@ -86,14 +78,11 @@ def strays(arguments: Sequence[str]) -> Iterator[Stray]:
 def stray_argument(
     stray: Stray, own: Sequence[str], missing: Iterable[str], *, stands_for: str = "", takes_arguments: bool = False
 ) -> str:
-    """The message for an argument that should have been a flag.
+    """The message for an argument that should have been one of the program's `own` flags.
 
-    Args:
-      stray: the argument.
-      own: the names of the program's flags.
-      missing: the names of flags that are required and have no value.
-      stands_for: the flag whose value a stray argument most likely is; empty where the program has none of the kind.
-      takes_arguments: whether the program takes other arguments that are no flags.
+    `missing` are flags that are required and have no value. `stands_for` is the flag whose value the argument most
+    likely is; empty where the program has none of the kind. With `takes_arguments` it takes other arguments that are no
+    flags.
     """
     text, flag = stray.text, stray.before.lstrip("-")
     known = flags.FLAGS[flag] if stray.before.startswith("-") and flag in flags.FLAGS else None
@@ -162,12 +151,7 @@ def wrong_field_value(path: str, value: str, kind: type, type_name: str) -> str:
 
 
 def number_meant(text: str, kind: type) -> str:
-    """How to write a number that has a unit, an exponent or separators, as in `: write 1000`; empty: not known.
-
-    Args:
-      text: what was written, as in 1k, 1e3, 1,000, 4.0 or 5%.
-      kind: int or float, the type that it must have.
-    """
+    """How to write 1k, 1e3, 1,000, 4.0 or 5% as an int or a float, as in `: write 1000`; empty: not known."""
     match = _NUMBER.fullmatch(text.strip())
     if kind not in (int, float) or match is None:
         return ""

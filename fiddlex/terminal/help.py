@@ -20,11 +20,7 @@ _FIELD_WIDTH = 36  # of the column of fields with their defaults, at most; a lon
 
 
 def help_text(module: str) -> str:
-    """The help of a program, whose flags must already be defined.
-
-    Args:
-      module: the name of the imported module that holds the program's docstring and flags.
-    """
+    """The help of a program whose flags are defined; the imported `module` has its docstring and defines them."""
     lines = [(sys.modules[module].__doc__ or "").strip()]
     if names := own_flags(module):
         width = max(_NAME_WIDTH, *(len(f"--{name}") for name in names))
@@ -38,9 +34,8 @@ def help_text(module: str) -> str:
 
 
 def _section(name: str, section: Any) -> list[str]:
-    """The lines of a section of the config: what it is, and each field with its default and its meaning."""
     summary = (type(section).__doc__ or "").partition("\n")[0]
-    texts = field_texts(type(section))
+    texts = field_comments(inspect.getsource(type(section)))
     fields = {f"{name}.{field}={value!r}": texts.get(field, "") for field, value in vars(section).items()}
     width = min(max(map(len, fields)), _FIELD_WIDTH)
     return [f"{name}: {summary}", *(_line(field, text, width) for field, text in fields.items())]
@@ -54,7 +49,6 @@ def own_flags(module: str) -> list[str]:
 
 
 def is_required(flag: flags.Flag) -> bool:
-    """Whether the program refuses to start without the flag."""
     return any("other than None" in validator.message for validator in flag.validators)  # mark_flag_as_required's
 
 
@@ -77,14 +71,14 @@ def _line(name: str, text: str, width: int = _NAME_WIDTH) -> str:
     return textwrap.fill(f"{name:<{width}} {text}", _WIDTH, initial_indent="  ", subsequent_indent=" " * (width + 3))
 
 
-def field_texts(section: type) -> Mapping[str, str]:
-    """What each field of a section of the config means, by its name: the comment beside or above the field, if any.
+def field_comments(source: str) -> Mapping[str, str]:
+    """What each field of a class means, by its name: the comment beside or above the field; empty where there is none.
 
     Args:
-      section: a dataclass with each field on a line of its own, as in `data: int = 1  # replicas of the model`, or
-        below the comment.
+      source: the class, each field on a line of its own, as in `data: int = 1  # replicas of the model`, or below the
+        comment.
     """
-    source = textwrap.dedent(inspect.getsource(section))
+    source = textwrap.dedent(source)
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {
         token.start[0] + token.line.lstrip().startswith("#"): token.string.lstrip("# ")  # that of the next line, alone
@@ -93,9 +87,8 @@ def field_texts(section: type) -> Mapping[str, str]:
     }
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
-    fields = [node for node in definition.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
     return {
-        node.target.id: comments[node.lineno]
-        for node in fields
-        if isinstance(node.target, ast.Name) and node.lineno in comments
+        node.target.id: comments.get(node.lineno, "")
+        for node in definition.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }

@@ -24,6 +24,7 @@ GRACE_S = 0.5
 _AGAIN_S = 0.01
 _IMPORT = "<frozen importlib._bootstrap>"  # the file of the frames that import a module
 
+# A terminal sends SIGHUP when it closes. Many sites have Slurm send SIGUSR1 before it ends a job.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # that ask a run to save and end
 
 MayLeave = Callable[[signal.Signals, int], bool]
@@ -41,10 +42,7 @@ _is_interrupted = threading.Event()
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Those of `STOP_SIGNALS` that this process was not started to ignore, as `nohup` starts it to ignore SIGHUP.
-
-    A terminal sends SIGHUP when it closes. Many sites have Slurm send SIGUSR1 before it ends a job.
-    """
+    """Those of `STOP_SIGNALS` that this process was not started to ignore, as `nohup` starts it to ignore SIGHUP."""
     return tuple(number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
 
 
@@ -58,13 +56,10 @@ def watch() -> None:
 
 
 def may_leave_if(may_leave: MayLeave) -> MayLeave:
-    """Says when a signal ends the process, if the program has not ended `GRACE_S` after it.
+    """Says when a signal ends the process, if the program has not ended `GRACE_S` later; returns what was said before.
 
-    Args:
-      may_leave: takes the signal, and how many there were with it; is called in another thread.
-
-    Returns:
-      What was said before; at first, that each ends the process.
+    `may_leave` takes the signal, and how many there were with it; it is called in another thread. At first each signal
+    ends the process.
     """
     global _may_leave
     before, _may_leave = _may_leave, may_leave

@@ -57,11 +57,7 @@ def told() -> str:
 
 
 def end(*, failed: bool) -> None:
-    """Removes the file at the end of a program, unless there is something to read in it.
-
-    Args:
-      failed: whether the program has failed; what it wrote to a temporary file is of interest only then.
-    """
+    """Removes the file at the end of a program, if it is empty, or a temporary one of a program that has not failed."""
     if _file is None:
         return
     with contextlib.suppress(OSError):

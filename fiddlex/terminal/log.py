@@ -15,10 +15,7 @@ from fiddlex.terminal.streams import keep_streams
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes to the current `sys.stderr`, which the line of progress replaces while it is shown.
-
-    On a terminal, text is wrapped between words. Lines that begin with a space are commands or tables, and stay whole.
-    """
+    """Writes to the current `sys.stderr`, which the line of progress replaces while it is shown."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -33,7 +30,7 @@ class _StderrHandler(logging.StreamHandler):
 
 
 def wrapped(text: str, width: int) -> str:
-    """`text` in lines of at most `width` characters, except for longer words and lines that begin with a space."""
+    """`text` in lines of at most `width`, but for longer words and lines that begin with a space: commands, tables."""
     lines = []
     for line in text.split("\n"):
         if len(line) <= width or line.startswith(" "):
@@ -44,10 +41,7 @@ def wrapped(text: str, width: int) -> str:
 
 
 def show_log() -> None:
-    """Shows fiddlex's messages as plain lines, and warnings and errors of other libraries (--verbosity changes that).
-
-    The streams are kept too (`fiddlex.terminal.streams.keep_streams`).
-    """
+    """Shows fiddlex's messages as plain lines, and warnings and errors of other libraries (see --verbosity)."""
     keep_streams()
     log = logging.getLogger("fiddlex")
     log.setLevel(logging.INFO)

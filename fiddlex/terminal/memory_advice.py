@@ -18,16 +18,10 @@ def is_lack_of_memory(error: BaseException) -> bool:
 
 
 def memory_remedies(config: Config, *, fake: bool) -> dict[str, dict[str, Any]]:
-    """Changes to a config that reduce the memory of its train step.
+    """Changes to a config that reduce the memory of its train step: for each, as text, the fields it sets, by path.
 
-    Args:
-      config: the run's config.
-      fake: whether the devices are fake devices of a CPU. They share one memory, so sharding over them saves none, and
-        replicas cost memory.
-
-    Returns:
-      For each change as text the fields that it sets, by their paths; no fields where the text names no values. With
-      them the config may be invalid.
+    A text that names no values has no fields. With a change the config may be invalid. `fake` devices of a CPU share
+    one memory, so sharding over them saves none, and replicas cost memory.
     """
     most, data, microbatches = config.replica_batch_size, config.mesh.data, config.pipeline.num_microbatches
     lean = "attention,gelu,norms,masks" if config.model.dropout else "gelu,norms"

@@ -20,7 +20,6 @@ from fiddlex.terminal.help import is_required, own_flags
 
 
 def explain(error: Exception, module: str) -> str:
-    """The message for an `error` of absl; `module` is that of the program."""
     for told in (error, error.__context__):
         if isinstance(told, ConfigError):  # raised by a field, or by load_config and wrapped by absl
             return str(told)
@@ -109,7 +108,6 @@ def _wrong_field() -> str | None:
 
 
 def _missing_flag(module: str) -> str | None:
-    """The message for the first required flag that has no value."""
     missing = [name for name in flags.FLAGS if is_required(flags.FLAGS[name]) and flags.FLAGS[name].value is None]
     if missing and (found := surplus(module)):
         return explain_stray(found[0], module, missing)

@@ -9,16 +9,10 @@ from fiddlex.files.whole_files import check_replaceable
 
 
 def output_format(asked: str | None, output: pathlib.Path | None, endings: Mapping[str, str], *, default: str) -> str:
-    """Returns the format to write.
+    """The format to write: the one that is `asked` for, else the one that the output's ending says, else `default`.
 
-    Args:
-      asked: the value of `--format`; None: it was not given.
-      output: the value of `--output`, which may have no ending; None: the program prints.
-      endings: the format that each ending of a file's name says, as in `{".txt": "text"}`.
-      default: the format when neither says one.
-
-    Raises:
-      ConfigError: when the two contradict each other, or no format was asked for and none has this ending.
+    `endings` has the format of each ending of a file's name, as in `{".txt": "text"}`. Raises ConfigError when the two
+    contradict each other, or no format was asked for and none has this ending.
     """
     ending = output.suffix.lower() if output else ""
     said = endings.get(ending)
@@ -35,12 +29,7 @@ def output_format(asked: str | None, output: pathlib.Path | None, endings: Mappi
 
 
 def check_output(flag: str, path: pathlib.Path) -> None:
-    """Raises ConfigError where a flag's file could not be written once the work is done; makes the folder it is in.
-
-    Args:
-      flag: the flag that names the file, as in `--output`.
-      path: the file; a device such as /dev/stdout will do.
-    """
+    """Raises ConfigError where a flag's file or device could not be written after the work; makes the file's folder."""
     reason = "it is a link to nothing" if path.is_symlink() and not path.exists() else None
     try:
         if path.is_dir() or not path.exists() or (not path.is_symlink() and path.is_file()):

@@ -11,21 +11,7 @@ _SHOWN_FROM_S = 1.0  # of a phase that counts nothing, the seconds are shown fro
 
 
 class Phase:
-    """What a program does for a while, and how far it is.
-
-    Args:
-      text: what the program does, as in "Evaluating".
-      total: how many units of work there are; 0: not known.
-      unit: what the units are called.
-      number: makes a number of units text.
-      time_left: the time left as text; None: estimated from the units done so far.
-      logged: whether a log gets lines about it.
-
-    Attributes:
-      total: how many units of work there are; 0: not known yet.
-      logged: whether a log gets lines about it.
-      advanced: is called at each `advance`; None: nothing is.
-    """
+    """What a program does for a while, and how far it is; `fiddlex.terminal.progress.phase` has the same arguments."""
 
     def __init__(
         self,
@@ -38,8 +24,8 @@ class Phase:
         logged: bool = True,
     ):
         self.logged = logged
-        self.advanced: Callable[[], None] | None = None
-        self.total = total
+        self.advanced: Callable[[], None] | None = None  # is called at each `advance`
+        self.total = total  # may be set later
         self._text, self._unit, self._number = text, unit, number
         self._time_left = time_left or self._estimate
         self._began_s = time.monotonic()
@@ -49,12 +35,7 @@ class Phase:
         self._last = (0.0, self._began_s)
 
     def advance(self, done: float, *details: str) -> None:
-        """Notes how many units are done.
-
-        Args:
-          done: how many of the `total`, with those of an earlier run.
-          *details: further texts to show, the most important first; none: those that were given last.
-        """
+        """Notes the units done, an earlier run's too, and texts to show, most important first; none: as last given."""
         self._done, self._last = done, (done, time.monotonic())
         self._first = self._first or self._last
         self._details = details or self._details
@@ -63,18 +44,14 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        """How long the phase has lasted."""
         return time.monotonic() - self._began_s
 
     def line(self, width: int, *, bar: str = "") -> str:
-        """The phase as one line.
+        """The phase as one line of at most `width` characters.
 
-        What does not fit is left out: first the bar, then the details, the least important first, then the number of
-        units, then the time; at last the text itself is cut.
-
-        Args:
-          width: the most characters that the line may have.
-          bar: the characters of the full and the empty part of a bar; empty: no bar.
+        `bar` has the characters of the full and the empty part of a bar; empty: no bar. What does not fit is left out:
+        first the bar, then the details, the least important first, then the number of units, then the time; at last the
+        text itself is cut.
         """
         details = list(self._details)
         count, left = self._count(), self._time_left() if self.total else self._elapsed()

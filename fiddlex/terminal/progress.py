@@ -24,27 +24,15 @@ _display: Display | None = None  # chosen when the first phase begins
 
 @contextlib.contextmanager
 def phase(
-    text: str,
+    text: str,  # as in "Evaluating"
     *,
-    total: float = 0,
-    unit: str = "",
-    number: Callable[[float], str] = "{:,.0f}".format,
-    time_left: Callable[[], str] | None = None,
-    logged: bool = True,
+    total: float = 0,  # units of work; 0: not known
+    unit: str = "",  # what the units are called, as in "batches"
+    number: Callable[[float], str] = "{:,.0f}".format,  # of units, as text; `readable_size` for bytes
+    time_left: Callable[[], str] | None = None,  # as text; None: estimated from the units done so far
+    logged: bool = True,  # whether a log without a terminal gets lines about it; False where the program logs its own
 ) -> Iterator[Phase]:
-    """Shows what the body does while it runs.
-
-    Args:
-      text: what the program does, as in "Evaluating".
-      total: how many units of work there are; 0: not known.
-      unit: what the units are called, as in "batches".
-      number: makes a number of units text, as `readable_size` does for bytes.
-      time_left: the time left as text; None: estimated from the units done so far.
-      logged: whether a log without a terminal gets lines about it; False where the program logs its own.
-
-    Yields:
-      The phase, whose `advance` says how much is done.
-    """
+    """Shows what the body does while it runs; the phase's `advance` says how much is done."""
     entered = Phase(text, total=total, unit=unit, number=number, time_left=time_left, logged=logged)
     if not _has_phases():
         yield entered

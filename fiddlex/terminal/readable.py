@@ -53,13 +53,7 @@ def mib(num_bytes: float) -> str:
 
 
 def counted(number: int, one: str, several: str = "") -> str:
-    """`1 step`, `3,000 steps`, `4 microbatches`.
-
-    Args:
-      number: how many.
-      one: what one of them is called.
-      several: what several are called; by default they have an s more.
-    """
+    """`1 step`, `3,000 steps`; `several` is what several are called, by default `one` with an s more."""
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 

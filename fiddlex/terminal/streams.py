@@ -27,10 +27,7 @@ class _ClosedOutput(io.TextIOBase):
 
 
 def print_any_text() -> None:
-    r"""Lets standard output print characters that its encoding lacks as \xe9 and \u2026, as standard error does.
-
-    To be called before a program prints anything, its help included.
-    """
+    r"""Lets standard output print what its encoding lacks, as \xe9 or \u2026; call it before anything is printed."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook's is another, which takes any text
         sys.stdout.reconfigure(errors="backslashreplace")
 

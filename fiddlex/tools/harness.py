@@ -3,8 +3,7 @@
     lm = FiddlexLM(workdir="/tmp/gpt_tiny")
     results = lm_eval.simple_evaluate(model=lm, tasks=["hellaswag"])
 
-The harness makes tasks into requests: log-likelihoods of continuations, of whole texts, and texts to generate. Texts
-become tokens as in the harness' own model `hf`, so that both compute the same numbers for the same weights.
+Texts become tokens as in the harness' own model `hf`, so that both compute the same numbers for the same weights.
 """
 
 import json
@@ -47,10 +46,7 @@ class FiddlexLM(TemplateLM):
       workdir: the directory of a run, which has a GPT or Llama and a tokenizer.
       add_bos_token: see `HarnessTokenizer`.
       prefix_token_id: see `HarnessTokenizer`.
-      seed: seed of the draws of requests that sample.
-      batch_size: sequences in a batch, `data.global_batch_size`; None: as the run's config says.
-      max_batch_size: unused; the harness passes it to each model.
-      device: unused; the config's mesh decides.
+      batch_size: sequences in a batch, `data.global_batch_size`; None or "auto": as the run's config says.
       change: maps the run's config to the config to use.
       force: whether to go on although the memory will not be enough (`fiddlex.train.run.faults.require_memory`).
       overrides: fields of the config by name, as in `{"mesh.data": 2}`, which overrule `change`.
@@ -68,10 +64,10 @@ class FiddlexLM(TemplateLM):
         *,
         add_bos_token: bool | None = None,
         prefix_token_id: int | None = None,
-        seed: int = 0,
+        seed: int = 0,  # seed of the draws of requests that sample
         batch_size: int | str | None = None,
-        max_batch_size: int | None = None,
-        device: str | None = None,
+        max_batch_size: int | None = None,  # unused; the harness passes it to each model
+        device: str | None = None,  # unused; the config's mesh decides
         change: Callable[[Config], Config] = lambda config: config,
         force: bool = False,
         **overrides: Any,
@@ -101,22 +97,18 @@ class FiddlexLM(TemplateLM):
 
     @property
     def step(self) -> int:
-        """Number of updates of the weights."""
         return self._trainer.step
 
     @property
     def max_length(self) -> int:
-        """The longest sequence, `model.seq_len`."""
         return self._trainer.config.model.seq_len
 
     @property
     def eot_token_id(self) -> int | None:
-        """The token that ends a text."""
         return self._text.end
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text of which all tokens are scored."""
         return self._text.prefix
 
     @property
@@ -125,7 +117,6 @@ class FiddlexLM(TemplateLM):
         return self._name.replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """The tokens of `string`; see `HarnessTokenizer.encode`."""
         return self._text.encode(string, add_special_tokens=add_special_tokens)
 
     def _loglikelihood_tokens(
@@ -133,13 +124,8 @@ class FiddlexLM(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """Log-likelihoods of continuations in nats, and whether each of their tokens is the model's likeliest.
 
-        Args:
-          requests: for each, what the harness' cache calls it (or None), and the tokens of context and continuation. A
-            context that is too long loses its start.
-          disable_tqdm: unused.
-
-        Raises:
-          DataError: when a continuation has no token of its own, or is longer than `model.seq_len`.
+        A request is what the harness' cache calls it (or None), and the tokens of context and continuation. A context
+        that is too long loses its start.
         """
         if not requests:
             return []
@@ -196,10 +182,6 @@ class FiddlexLM(TemplateLM):
         """Texts that continue contexts, up to the first stop string or the end of the text.
 
         A context keeps its last `model.seq_len` − `max_gen_toks` tokens, and at least one.
-
-        Raises:
-          ConfigError: when a request asks for another way of generating than sampling with temperature, top_k and
-            top_p, or for a value out of range.
         """
         texts, size = [""] * len(requests), self._trainer.config.data.global_batch_size
         alike: dict[str, list[int]] = {}  # requests of the same options are drawn together
@@ -259,7 +241,6 @@ def _shown(name: Any) -> str:
 
 
 def _tokenizer(config: Config, workdir: str) -> Tokenizer:
-    """The tokenizer of a run."""
     vocab_size, named = config.model.vocab_size, config.data.tokenizer
     tokenizer = corpus_tokenizer(config.data, vocab_size)
     if tokenizer is None:

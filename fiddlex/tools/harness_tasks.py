@@ -10,19 +10,13 @@ from fiddlex.terminal.readable import counted
 
 
 class _CheckedTasks(TaskManager):
-    """The harness' catalogue, which checks the examples for contexts of the tasks that are loaded.
-
-    Args:
-      include_path: a folder with files of more tasks.
-      num_fewshot: examples in a context of the tasks whose own number is not 0; None: as each task says.
-    """
+    """The harness' catalogue, which checks the examples for contexts of the tasks that are loaded."""
 
     def __init__(self, *, include_path: str | None, num_fewshot: int | None):
         super().__init__(include_path=include_path)
-        self._num_fewshot = num_fewshot
+        self._num_fewshot = num_fewshot  # for tasks whose own number is not 0; None: as each task says
 
     def load(self, task_list: Any) -> Any:
-        """The loaded tasks; raises ConfigError when one has too few examples."""
         loaded = super().load(task_list)
         for name, task in loaded["tasks"].items():
             own = task.get_config("num_fewshot")
@@ -39,11 +33,7 @@ class _CheckedTasks(TaskManager):
 
 
 def task_manager(tasks: Sequence[str], include_path: str | None, num_fewshot: int | None) -> TaskManager:
-    """The harness' catalogue of tasks, with those of a folder of your own; see `_CheckedTasks`.
-
-    Raises:
-      ConfigError: when it has no task, group or tag of one of the names in `tasks`.
-    """
+    """The harness' catalogue, with the tasks of the folder `include_path`; an error when it lacks one of `tasks`."""
     manager = _CheckedTasks(include_path=include_path, num_fewshot=num_fewshot)
     if unknown := [name for name in tasks if not manager.match_tasks([name])]:
         raise ConfigError(

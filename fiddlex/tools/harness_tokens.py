@@ -19,24 +19,12 @@ class HarnessTokenizer:
     """A tokenizer as evaluations of lm-evaluation-harness use it.
 
     Args:
-      tokenizer: the tokenizer of the run.
       spec: `data.tokenizer`, which made `tokenizer`. Where it is the path of a `tokenizer.json`, the file
         `tokenizer_config.json` in the same folder, if there is one, names the tokens that begin and end a text.
-      add_bos_token: whether a text gets the special tokens of the file's post-processor; None: as in transformers, it
-        gets them unless it begins with the text of the first token.
-      prefix_token_id: the token that stands before a text of which all tokens are scored; None: the token that begins
-        a text, else the one that ends it.
-
-    Raises:
-      ConfigError: when the vocabulary has no such token, or `prefix_token_id` is not in it.
-
-    Attributes:
-      prefix: the token before a text of which all tokens are scored.
-      end: the token that ends a text; None if the vocabulary has none.
-      ends: the tokens at which generation ends: `end`, and those that `generation_config.json` or `config.json` name.
-        Where a file names another `eos_token` than the separator, the separator is none of them, unlike in
-        `Tokenizer.ends`: transformers goes on after it, and a task must score the text that the model `hf` makes.
-      end_text: the text of `end`; empty without it.
+      add_bos_token: False: a text gets no special tokens of the file's post-processor; else, as in transformers, it
+        gets them unless it begins with the text of `prefix`.
+      prefix_token_id: the token `prefix`, before a text of which all tokens are scored; None: the token that begins a
+        text, else the one that ends it.
     """
 
     def __init__(
@@ -52,7 +40,11 @@ class HarnessTokenizer:
             self._raw.no_padding()
             names, ends = special_names(path), end_ids(path)
         begin, end = self._id(names.get("bos_token")), self._id(names.get("eos_token"))
+        # The token that ends a text; None if the vocabulary has none.
         self.end = tokenizer.separator if end is None else end
+        # The tokens at which generation ends: `end`, and those that `generation_config.json` or `config.json` name.
+        # Where a file names another `eos_token` than the separator, the separator is none of them, unlike in
+        # `Tokenizer.ends`: transformers goes on after it, and a task must score the text that the model `hf` makes.
         self.ends = frozenset(ends if self.end is None else {self.end, *ends})
         self.end_text = "" if self.end is None else tokenizer.decode([self.end])
         prefix = next((each for each in (prefix_token_id, begin, self.end) if each is not None), None)

@@ -15,9 +15,9 @@ optimizer/optimizer_graph_hierarchical.py) departs from it:
   replicas, and also counts what the last stage sends on.
 - In a level above the innermost it divides the exchange of a stage that is the whole pipeline by the size of a group.
 
-The partitioner shows where stages of unequal replication would be faster. This project's executor replicates all stages
-equally, and its schedules give the stages and their ranks; `fiddlex.planner.balance` cuts the layers for it. Invariant:
-no other partition of this kind has a faster slowest part.
+The partitioner shows where stages of unequal replication would be faster; the executor replicates all stages equally,
+and `fiddlex.planner.balance` cuts the layers for it. Invariant: no other partition of this kind has a faster slowest
+part.
 """
 
 from collections.abc import Sequence
@@ -31,46 +31,28 @@ MOST_COMPARED = 4 * 10**11  # pipelines, which take about a minute
 
 
 class Layer(NamedTuple):
-    """The facts of a layer that the partitioner needs.
+    """The facts of a layer that the partitioner needs."""
 
-    Attributes:
-      seconds: seconds of a minibatch's forward and backward pass on one device.
-      activation_bytes: bytes of the layer's output for a minibatch.
-      weight_bytes: bytes of the layer's weights. Where replicas exchange the sum of the gradients of N minibatches
-        once, these bytes divided by N.
-    """
-
-    seconds: float
-    activation_bytes: float
+    seconds: float  # seconds of a minibatch's forward and backward pass on one device
+    activation_bytes: float  # bytes of the layer's output for a minibatch
+    # bytes of the weights, divided by N where replicas exchange the sum of the gradients of N minibatches once
     weight_bytes: float
 
 
 class Level(NamedTuple):
-    """A level of a cluster.
+    """A level of a cluster."""
 
-    Attributes:
-      size: number of groups of the level below in a group of this level; in the innermost level, of devices.
-      bandwidth: bytes/s between these groups or devices.
-    """
-
-    size: int
-    bandwidth: float
+    size: int  # number of groups of the level below in a group of this level; in the innermost level, of devices
+    bandwidth: float  # bytes/s between these groups or devices
 
 
 class ReplicatedStage(NamedTuple):
-    """A run of layers on devices, or on groups of the level below, each of which has all these layers.
+    """A run of layers on devices, or on groups of the level below, each of which has all these layers."""
 
-    Attributes:
-      first: number of the first layer.
-      last: number of the last layer.
-      replicas: number of devices or groups.
-      inner: the pipeline over each group; empty in the innermost level.
-    """
-
-    first: int
-    last: int
-    replicas: int
-    inner: tuple["ReplicatedStage", ...] = ()
+    first: int  # number of the first layer
+    last: int  # number of the last layer
+    replicas: int  # number of devices or groups
+    inner: tuple["ReplicatedStage", ...] = ()  # the pipeline over each group; empty in the innermost level
 
     @property
     def of_devices(self) -> tuple["ReplicatedStage", ...]:
@@ -89,7 +71,6 @@ class Partition(NamedTuple):
 
     @property
     def of_devices(self) -> tuple[ReplicatedStage, ...]:
-        """The stages that single devices run, with the number of devices of each."""
         return tuple(each for stage in self.stages for each in stage.of_devices)
 
 
@@ -111,8 +92,8 @@ def pipedream(layers: Sequence[Layer], levels: Sequence[Level]) -> Partition:
       pipelines it is the one whose last stages have most layers.
 
     Raises:
-      ConfigError: when there are no layers or no levels, a level has no groups, the search would take more than some
-        minutes, or a figure is negative or not finite.
+      ConfigError: when layers, levels or groups are missing, a figure is negative or not finite, or the search would
+        take more than some minutes.
     """
     if not layers or not levels:
         raise ConfigError(f"{len(layers)} layers and {len(levels)} levels: a partition needs at least one of each.")
@@ -147,21 +128,16 @@ def _sums(values: np.ndarray) -> np.ndarray:
 
 
 class _Level:
-    """The tables of one level, for layers i to j and r groups.
-
-    Attributes:
-      sent: 2·a_s / B, [s].
-      stage: T(i→j, r), [i, j, r − 1].
-      best: A(i→j, r), [i, j, r − 1]; of the outermost level only i = 0.
-    """
+    """The tables of one level, for layers i to j and r groups."""
 
     def __init__(self, layers: Sequence[Layer], level: Level, below: np.ndarray, *, outermost: bool):
         count, size = len(layers), level.size
         groups = np.arange(1, size + 1)
         weights = _sums(np.array([layer.weight_bytes for layer in layers]))
         shared = 2 * (groups - 1) * weights[:, :, None] / level.bandwidth
-        self.sent = np.array([2 * layer.activation_bytes / level.bandwidth for layer in layers])
-        self.stage = np.maximum(below[:, :, None], shared) / groups
+        self.sent = np.array([2 * layer.activation_bytes / level.bandwidth for layer in layers])  # 2·a_s / B, [s]
+        self.stage = np.maximum(below[:, :, None], shared) / groups  # T(i→j, r), [i, j, r − 1]
+        # A(i→j, r), [i, j, r − 1]; of the outermost level only i = 0
         self.best = self.stage[: 1 if outermost else count].copy()
         for cut in range(count - 1):
             last = np.maximum(self.stage[cut + 1, cut + 1 :], self.sent[cut])

@@ -44,29 +44,19 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class LoaderTimes:
-    """Seconds that a batch takes, and the size of the data.
+    """Seconds that a batch takes, and the size of the data."""
 
-    Attributes:
-      loader_s: as the run makes batches, with `num_threads` threads.
-      fetch_one_thread_s: of fetching alone, with one thread.
-      fetch_limit_s: of fetching alone, with `most_threads` threads; 0 where more threads were as much faster.
-      prepare_one_thread_s: of preparation alone, with one thread.
-      prepare_limit_s: of preparation alone, with `most_threads` threads; 0 as above.
-      num_threads: `data.num_threads`.
-      most_threads: the largest number of threads that was measured, and that a mend has.
-      num_samples: samples of an epoch.
-      sample_bytes: bytes that a cache takes for a sample, on average.
-    """
-
-    loader_s: float
-    fetch_one_thread_s: float
+    loader_s: float  # seconds as the run makes batches, with `num_threads` threads
+    fetch_one_thread_s: float  # seconds of fetching alone
+    # seconds of fetching alone, with `most_threads` threads; 0 where the threads made it faster in proportion
     fetch_limit_s: float
-    prepare_one_thread_s: float
+    prepare_one_thread_s: float  # seconds of preparation alone
+    # seconds of preparation alone, with `most_threads` threads; 0 where the threads made it faster in proportion
     prepare_limit_s: float
-    num_threads: int
-    most_threads: int
-    num_samples: int
-    sample_bytes: float
+    num_threads: int  # `data.num_threads`
+    most_threads: int  # the largest number of threads that was measured, and that a mend has
+    num_samples: int  # samples of an epoch
+    sample_bytes: float  # bytes that a cache takes for a sample, on average
 
     def alone_s(self, stage: str) -> float:
         """Seconds of a batch if there were only this stage, with the threads of the run."""
@@ -89,15 +79,10 @@ class LoaderTimes:
 
 @dataclasses.dataclass(frozen=True)
 class Mend:
-    """A change of the config, and what a step takes with it.
+    """A change of the config, and what a step takes with it."""
 
-    Attributes:
-      fields: the fields of the config to change, and their values.
-      step_s: seconds of a step with them, predicted.
-    """
-
-    fields: dict[str, float]
-    step_s: float
+    fields: dict[str, float]  # the fields of the config to change, with their values
+    step_s: float  # seconds of a step with them, predicted
 
     def describe(self) -> str:
         """'data.num_threads=4'."""
@@ -106,21 +91,14 @@ class Mend:
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-    """What bounds a run.
+    """What bounds a run."""
 
-    Attributes:
-      devices_s: seconds that the devices take for a step whose batch is there.
-      times: the loader's times.
-      epochs: how often the run trains on each sample (`num_epochs`); a cache has nothing to give in the first epoch.
-    """
-
-    devices_s: float
+    devices_s: float  # seconds that the devices take for a step whose batch is there
     times: LoaderTimes
-    epochs: float
+    epochs: float  # how often the run trains on each sample (`num_epochs`)
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step as the run is."""
         return max(self.devices_s, self.times.loader_s)
 
     @property
@@ -182,7 +160,6 @@ class Analysis:
         return self.times.predicted_s(num_threads=num_threads, cached=cached) * room <= self.devices_s
 
     def describe(self) -> str:
-        """The analysis as text for people."""
         seconds = self.seconds
         rows = [
             f"devices  {readable_time(seconds[DEVICES])} a step, with its batch there",
@@ -236,9 +213,7 @@ def _times(ratio: float) -> str:
 def num_epochs(train: ExampleSource | BlendedExamples, num_examples: int) -> float:
     """How often a run trains on each sample; of a blend, on those of the source that it repeats most often.
 
-    Args:
-      train: the examples to train on.
-      num_examples: how many of them the run trains on, repetitions included.
+    `num_examples` counts the examples that the run trains on, repetitions included.
     """
     if not isinstance(train, BlendedExamples):
         return num_examples / len(train)
@@ -253,15 +228,10 @@ def measure_loader(
     num_threads: int,
     limit_s: float,
 ) -> LoaderTimes:
-    """Measures how long the loader of a run takes for a batch, and why.
+    """Measures how long the loader of a run takes for a batch, and why; `make` makes the loader of given examples.
 
-    While it measures, it replaces the stores of the sources, which must not be in use elsewhere.
-
-    Args:
-      make: the run's loader of the given examples.
-      train: the run's examples to train on.
-      num_threads: `data.num_threads`.
-      limit_s: seconds for each of the five measurements; each takes at least three batches for every thread.
+    While it measures, it replaces the stores of the sources, which must not be in use elsewhere. Each of the five
+    measurements takes `limit_s` seconds, and at least three batches for every thread.
     """
     sources = train.sources if isinstance(train, BlendedExamples) else (train,)
     staged = [source for source in sources if isinstance(source, StagedExamples)]
@@ -304,7 +274,6 @@ def measure_loader(
 def _replaced(
     train: ExampleSource | BlendedExamples, sources: Sequence[ExampleSource]
 ) -> ExampleSource | BlendedExamples:
-    """`train` with other sources."""
     if not isinstance(train, BlendedExamples):
         return sources[0]
     blended = copy.copy(train)
@@ -369,7 +338,6 @@ class _FetchOnly:
         return len(self._source)
 
     def example(self, index: int, *, epoch: int) -> Batch:
-        """An example without content."""
         if isinstance(self._source, StagedExamples):
             self._source.fetch(index)
         return {"weights": np.zeros(1, np.float32)}

@@ -22,20 +22,10 @@ Line = tuple[str, str]  # text and label
 def write_task(
     folder: Path, documents: Sequence[Document], *, fraction: float, longest: int, seed: int
 ) -> tuple[list[Line], list[Line]]:
-    """Writes `train.jsonl` and `eval.jsonl`, with `text` and `label` on each line.
+    """Writes `train.jsonl` and `eval.jsonl`, with `text` and `label` on each line, and returns the lines of both.
 
-    Args:
-      folder: the folder for both files, created if it does not exist.
-      documents: the documents. All lines of a document are in the same file, and no line occurs twice.
-      fraction: share of the documents for `eval.jsonl`.
-      longest: the most bytes of a line.
-      seed: seed of the swaps.
-
-    Returns:
-      The lines of `train.jsonl` and those of `eval.jsonl`.
-
-    Raises:
-      OSError: when the files cannot be written.
+    All lines of a document are in the same file, and no line occurs twice. The share `fraction` of the documents is for
+    `eval.jsonl`; a line has at most `longest` bytes.
     """
     rng, seen = np.random.default_rng(seed), set[str]()
     train, heldout = (

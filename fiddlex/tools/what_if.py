@@ -1,9 +1,8 @@
 """Predicts the time and memory of a step after a change of config or hardware, without running it.
 
-A scenario holds all inputs of a prediction, and a change turns it into another scenario. This follows Daydream (Zhu et
-al., ATC 2020), whose changes rewrite a trace of kernels; here they rewrite the simulator's inputs. Users write changes
-as `bandwidth*2`, `chip=h200`, `recompute=none` or `fused_optimizer`. The table `CHANGES` lists the changes that are not
-config fields.
+This follows Daydream (Zhu et al., ATC 2020), whose changes rewrite a trace of kernels; here they rewrite a scenario,
+the inputs of the prediction. Users write changes as `bandwidth*2`, `chip=h200`, `recompute=none` or `fused_optimizer`;
+the table `CHANGES` lists those that are not config fields.
 """
 
 import dataclasses
@@ -31,35 +30,20 @@ _SHORT = short_names(Config)
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """The inputs of a prediction: a config, and either a topology or a profile.
-
-    Attributes:
-      config: the config of the run.
-      topology: the cluster; None: the machine of the profile.
-      profile: measured times; None: the times follow from the topology.
-      update: factor on the time of the optimizer's update.
-    """
+    """The inputs of a prediction: a config, and either a topology or a profile."""
 
     config: Config
-    topology: Topology | None = None
-    profile: Profile | None = None
-    update: float = 1.0
+    topology: Topology | None = None  # None: the machine of the profile
+    profile: Profile | None = None  # measured times; None: the times follow from the topology
+    update: float = 1.0  # factor on the time of the optimizer's update
 
     def seconds(self) -> float:
-        """Seconds of a step.
-
-        Raises:
-          ConfigError: when the config is invalid, or `predict` cannot predict it.
-        """
+        """Seconds of a step; raises ConfigError when the config is invalid, or `predict` cannot predict it."""
         parts = predict(self._settled(), self._model())
         return parts._replace(step=parts.step._replace(update=self.update * parts.step.update)).seconds
 
     def estimate(self) -> "Estimate":
-        """The predicted time and memory of a step.
-
-        Raises:
-          ConfigError, ScheduleError: when `seconds` raises them.
-        """
+        """The predicted time and memory of a step; raises what `seconds` raises."""
         config = self._settled()
         seconds, devices = dataclasses.replace(self, config=config).seconds(), config.mesh.num_devices
         if self.topology is None:
@@ -80,21 +64,14 @@ class Scenario:
 
 
 class Estimate(NamedTuple):
-    """The predicted time and memory of a step of a scenario.
-
-    Attributes:
-      seconds: seconds of a step.
-      num_devices: number of devices that the step runs on.
-      peak_bytes: bytes of memory that the step takes on each device; None: unknown, since the scenario has a profile.
-      host_bytes: bytes that each device keeps in the memory of its host; None: unknown.
-      fits: whether the device has `peak_bytes`, and the planner's headroom (`layouts.HEADROOM`) too, and its host has
-        `host_bytes`; None: unknown.
-    """
+    """The predicted time and memory of a step of a scenario."""
 
     seconds: float
     num_devices: int
+    # bytes of memory that the step takes on each device; None: unknown, since the scenario has a profile
     peak_bytes: int | None
-    host_bytes: int | None
+    host_bytes: int | None  # bytes that each device keeps in the memory of its host; None: unknown
+    # whether the device has `peak_bytes` and `layouts.HEADROOM` more, and its host `host_bytes`; None: unknown
     fits: bool | None
 
 
@@ -121,15 +98,10 @@ def _fused_optimizer(scenario: Scenario, value: str) -> Scenario:
 
 
 class Change(NamedTuple):
-    """A kind of change.
+    """A kind of change."""
 
-    Attributes:
-      sign: sign between name and value, `=` or `*`; empty: the change takes no value.
-      apply: function from a scenario and a value to the changed scenario.
-    """
-
-    sign: str
-    apply: Callable[[Scenario, str], Scenario]
+    sign: str  # sign between name and value, `=` or `*`; empty: the change takes no value
+    apply: Callable[[Scenario, str], Scenario]  # function from a scenario and a value to the changed scenario
 
 
 CHANGES = {
@@ -141,11 +113,7 @@ CHANGES = {
 
 
 def apply(scenario: Scenario, change: str) -> Scenario:
-    """The scenario after a change.
-
-    Args:
-      scenario: the scenario before the change.
-      change: a name of `CHANGES`, or a config field by its full name (`mesh.pipe=4`) or short name (`recompute=none`).
+    """The scenario after one of `CHANGES`, or with a field set by its full (`mesh.pipe=4`) or short name (`pipe=4`).
 
     Raises:
       ConfigError: when there is no such change, or the change needs a topology and the scenario has none.
@@ -172,21 +140,14 @@ def apply(scenario: Scenario, change: str) -> Scenario:
 
 
 class Answer(NamedTuple):
-    """The effect of a change.
+    """The effect of a change."""
 
-    Attributes:
-      change: the text of the change, or of several changes joined by "and".
-      before: the estimate without the change.
-      after: the estimate with the change.
-    """
-
-    change: str
+    change: str  # text of the change, or of several changes joined by "and"
     before: Estimate
     after: Estimate
 
     @property
     def ratio(self) -> float:
-        """Ratio of a step's seconds after the change to its seconds before."""
         return self.after.seconds / self.before.seconds
 
 

@@ -23,13 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class RollbackError(Exception):
-    """A step that the run shall go back from.
-
-    Args:
-      fault: the step and its batch.
-      reason: what is wrong with it.
-      blamed: the first step whose checkpoint may hold weights that are to blame.
-    """
+    """A step to go back from. From step `blamed` on, checkpoints may hold weights that are to blame."""
 
     def __init__(self, fault: Fault, reason: str, *, blamed: int):
         super().__init__(reason)
@@ -37,28 +31,14 @@ class RollbackError(Exception):
 
 
 class BadSteps:
-    """Decides what a run does about its bad steps.
-
-    Args:
-      trainer: the trainer of the run.
-      checkpoints: its checkpoints.
-      faults: the bad steps that it has had.
-
-    Raises:
-      ConfigError: when the checkpoints that the run keeps may all be too new to go back to one.
-    """
+    """Decides what a run does about its bad steps."""
 
     def __init__(self, trainer: Trainer, checkpoints: Checkpoints, faults: Faults):
         _check_reach(trainer)
         self._trainer, self._checkpoints, self._faults = trainer, checkpoints, faults
 
     def note(self, record: Record, dispatched: Dispatched) -> str:
-        """Notes a step if it was skipped; returns a line for the log, empty for a good step.
-
-        Args:
-          record: the record of the step.
-          dispatched: the step.
-        """
+        """Notes a step if it was skipped; returns a line for the log, empty for a good step."""
         kind = record.get("skipped")
         if not kind:
             return ""
@@ -126,11 +106,7 @@ class BadSteps:
         return NonFiniteError(f"{error}\n{self._advice()}")
 
     def go_back(self, error: RollbackError) -> None:
-        """Goes back to the last good checkpoint, and leaves the batch of the bad step out from now on.
-
-        Raises:
-          FaultError: when there is no good checkpoint, or the run has more than `train.max_faults`.
-        """
+        """Goes back to the last good checkpoint, and leaves the batch of the bad step out from now on."""
         if not self._set_aside(error.blamed, reason=error.reason):
             raise FaultError(
                 f"{error.reason}\nThere is no earlier checkpoint to go back to. Save earlier or more often "
@@ -147,14 +123,9 @@ class BadSteps:
         return Fault(step, batch_number(step - 1, self._faults.left_out), kind, action)
 
     def _set_aside(self, blamed: int, *, reason: str = "") -> bool:
-        """Sets the checkpoints of step `blamed` and later steps aside.
+        """Sets the checkpoints of step `blamed` and later steps aside; returns whether there are earlier ones.
 
-        Args:
-          blamed: the first step whose checkpoint may be to blame.
-          reason: is logged before, if there are earlier checkpoints; else it belongs into an error.
-
-        Returns:
-          Whether there are earlier checkpoints.
+        If there are, `reason` is logged before; else it belongs in an error.
         """
         self._checkpoints.wait()
         steps = processes.told_by_first("checkpoints to go back to", self._checkpoints.steps)
@@ -167,11 +138,7 @@ class BadSteps:
         return has_good
 
     def _advice(self, others: str = "") -> str:
-        """Advice on weights that exploded, or are about to.
-
-        Args:
-          others: sentences about fields of `train` that let the run go on.
-        """
+        """Advice on weights that exploded, or are about to; `others`: sentences on fields that let the run go on."""
         clip_norm = self._trainer.config.optimizer.clip_norm
         clipping = f"an optimizer.clip_norm below {clip_norm:g}" if clip_norm else "optimizer.clip_norm=1.0"
         return (

@@ -14,24 +14,12 @@ from fiddlex.train.trainer import Trainer
 
 
 class Instruments:
-    """Measures and watches what a run does. A context manager.
-
-    Args:
-      trainer: the trainer, at the step that the run goes on from.
-      workdir: the directory of the run.
-      writes: whether a checkpoint is being written in the background.
-
-    Attributes:
-      profiler: profiles the steps of `train.profile_steps`.
-      saves: measures saves, and decides after which steps the run makes one.
-
-    Raises:
-      ConfigError, DeviceError: see `Profiler`.
-    """
+    """Measures and watches a run. `writes` says whether a checkpoint is being written in the background."""
 
     def __init__(self, trainer: Trainer, workdir: Path, *, writes: Callable[[], bool]):
         config = trainer.config.train
-        self.profiler = Profiler(workdir, config)
+        self.profiler = Profiler(workdir, config)  # of the steps of `train.profile_steps`
+        # Measures saves, and decides after which steps the run makes one.
         self.saves = SaveInterval(config, trainer.step, writes=writes)
         self._watchdog = Watchdog(workdir, config.step_timeout_s, trainer.stopwatch)
         self._slow_ranks = SlowRanks(trainer.mesh.local_devices[0])
@@ -63,11 +51,7 @@ class Instruments:
         return self.saves.step_done()
 
     def figures(self, record: Record) -> Record:
-        """Fields for the record of a log point: averages over the steps since the last one, and lists by process.
-
-        Args:
-          record: the record of the last step.
-        """
+        """The averages over the steps since the last log point, and lists by process, to add to this record."""
         number, spent = len(self._steps_s), self._lap.take()
         averages = self._throughput.rates(sum(self._steps_s) / number) | {
             "host_time_s": spent[Activity.HOST] / number,
@@ -82,11 +66,7 @@ class Instruments:
 
     @contextlib.contextmanager
     def watching(self, what: str) -> Iterator[None]:
-        """Watches the body.
-
-        Args:
-          what: the beginning of a sentence, such as 'The last checkpoint'.
-        """
+        """Watches the body; `what` begins a sentence, such as 'The last checkpoint'."""
         self._watchdog.begin(what)
         yield
         self._watchdog.begin("")

@@ -63,8 +63,8 @@ def train(
     SIGINT ends the run without saving.
 
     Args:
-      config: the config; `train` validates it. Where the source of its schedule is gone, a run that goes on takes the
-        table that its workdir has kept.
+      config: `train` validates it. Where the source of its schedule is gone, a run that goes on takes the table kept in
+        its workdir.
       workdir: the directory of the run.
       start_s: when the process started, by the monotonic clock, for the account of its time; None: now.
       given: the config that the user gave, which the workdir keeps; None: `config`. An elastic run that has lost
@@ -142,11 +142,7 @@ def _train_on(
     goodput: Goodput,
     stop: StopSignals,
 ) -> Outcome:
-    """Trains from the trainer's step to the end of the run, or until a signal.
-
-    Raises:
-      RollbackError: when the run shall go back to a checkpoint.
-    """
+    """Trains from the trainer's step to the end of the run, or until a signal or a RollbackError."""
     config, first, last = trainer.config.train, trainer.step, trainer.config.train.num_steps
     if first >= last:
         logger.info("Nothing to train: the checkpoint is of step %d, train.num_steps is %d.", first, last)

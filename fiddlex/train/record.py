@@ -10,8 +10,7 @@ Record = dict[str, Any]
 def parse_record(line: str | bytes) -> Record:
     """The record in a line of JSON.
 
-    Raises:
-      ValueError: when the line is not a JSON object with a step, or a result of an evaluation is no number.
+    Raises ValueError when the line is not a JSON object with a step, or a result of an evaluation is no number.
     """
     record = json_object(line)
     step = record.get("step")

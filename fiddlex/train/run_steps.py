@@ -27,17 +27,7 @@ from fiddlex.train.trainer import Trainer
 
 
 class RunSteps:
-    """Takes the steps of a run, evaluates and saves.
-
-    Args:
-      trainer: the trainer, at the step that the run goes on from.
-      checkpoints: the checkpoints of the run.
-      best: its best weights.
-      bad_steps: decides about steps that go wrong.
-      reports: where the numbers go.
-      instruments: what measures and watches the run.
-      stop: the signals that the run was sent, which also end an evaluation.
-    """
+    """Takes the steps of a run, evaluates and saves; a signal that `stop` has got also ends an evaluation."""
 
     def __init__(
         self,
@@ -67,9 +57,8 @@ class RunSteps:
     def step(self) -> None:
         """Dispatches the next step, then reads the metrics of the previous step.
 
-        Raises:
-          FaultError: when the run has had more than `train.max_faults` bad steps. Steps that were skipped changed no
-            weight, so the run saves before it ends, unless this step shows that its weights may be to blame.
+        Raises FaultError when the run has had more than `train.max_faults` bad steps. Steps that were skipped changed
+        no weight, so the run saves before it ends, unless this step shows that its weights may be to blame.
         """
         if self._checkpoints.has_failed():
             self.save()
@@ -101,10 +90,9 @@ class RunSteps:
 
         Writes its record if one is due, if the step was skipped or if it is the last; with `log_every=0` none.
 
-        Raises:
-          RollbackError: when the run shall go back from the step.
-          FaultError: when the step is not finite or a spike, and ends the run. After a spike the run has saved, unless
-            the step after it shows that its weights may be to blame.
+        Raises RollbackError when the run shall go back from the step, and FaultError when the step is not finite or a
+        spike, and ends the run. After a spike the run has saved, unless the step after it shows that its weights may be
+        to blame.
         """
         dispatched, self._in_flight = self._in_flight, None
         self._finish(dispatched)
@@ -164,13 +152,11 @@ class RunSteps:
 
     @contextlib.contextmanager
     def _saving_for_lack_of_memory(self) -> Iterator[None]:
-        """Saves where the body runs out of memory and the state before it is still there, for which saving needs less.
-
-        Of several processes the others may have had enough memory, and would not save too.
-        """
+        """Saves where the body runs out of memory and the state before it is still there: saving needs less."""
         try:
             yield
         except Exception as error:
+            # Of several processes the others may have had enough memory, and would not save too.
             if is_lack_of_memory(error) and processes.num_processes() == 1 and self._trainer.holds_state:
                 with contextlib.suppress(FiddlexError, RuntimeError):  # the lack of memory comes first
                     self.save()
@@ -179,8 +165,8 @@ class RunSteps:
     def save(self) -> None:
         """Saves the current state, unless it is already on disk, or its weights may be to blame for a bad step.
 
-        Raises:
-          CheckpointError: when the save cannot begin, or it fails like the save before, which failed in the background.
+        Raises CheckpointError when the save cannot begin, or it fails like the save before, which failed in the
+        background.
         """
         self.finish_step()
         record, step = self._reports.last_record, self._trainer.step
@@ -202,8 +188,7 @@ class RunSteps:
     def _last_save_failed(self, step: int) -> bool:
         """Waits for the last save; tells of its error if it has failed in the background.
 
-        Raises:
-          CheckpointError: when it has failed and the run has several processes, of which it may have failed in one.
+        With several processes it raises that error, since the save may have failed in one of them alone.
         """
         try:
             self._checkpoints.wait()
@@ -215,7 +200,6 @@ class RunSteps:
         return False
 
     def finish_checkpoints(self) -> None:
-        """Waits until all checkpoints are on disk."""
         watched = self._instruments.watching("The last checkpoint")
         with watched, phase("Writing the last checkpoint"), self._instruments.between_steps(Activity.CHECKPOINTS):
             self._checkpoints.wait()

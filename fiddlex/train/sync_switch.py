@@ -28,21 +28,13 @@ IN_FLIGHT = 2  # the most batches at once, on every layout: under 2bw, batch b s
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """A change of the semantics.
+    """A change of the semantics."""
 
-    Attributes:
-      step: number of updates after which it was decided.
-      semantics: the semantics to come.
-      first_step: the first step under them, counted from 1.
-      loss: mean training loss of the window that decided.
-      change: that loss against the loss it was held against, as a share; negative where the loss fell.
-    """
-
-    step: int
-    semantics: str
-    first_step: int
-    loss: float
-    change: float
+    step: int  # number of updates after which it was decided
+    semantics: str  # the semantics to come
+    first_step: int  # the first step under them, counted from 1
+    loss: float  # mean training loss of the window that decided
+    change: float  # that loss against the one it was compared with, as a share; negative where the loss fell
 
     def to_record(self) -> Record:
         """The line of metrics.jsonl."""
@@ -63,20 +55,12 @@ class Decision:
 
 
 class SyncSwitch:
-    """The decisions of one run.
-
-    Args:
-      config: a validated config.
-      phases: the phases that the run starts with.
-
-    Attributes:
-      phases: the phases of the run, as far as they are decided.
-    """
+    """The decisions of one run."""
 
     def __init__(self, config: Config, phases: tuple[Phase, ...]):
         self._window, self._threshold = config.pipeline.switch_window, config.pipeline.switch_threshold
         self._warmup, self._num_steps = config.optimizer.warmup_steps, config.train.num_steps
-        self.phases = phases
+        self.phases = phases  # of the run, as far as they are decided
         self._losses: list[float] = []  # of the window that is not yet full
         self._means: list[float] = []  # the lowest mean of a window, and the last one
         self._bad = 0

@@ -44,17 +44,9 @@ class TimedCase(NamedTuple):
 
 
 def rounds(cases: Sequence[TimedCase], *, force: bool = False) -> Iterator[list[float]]:
-    """Compiles all cases, then runs rounds without end, in which each case takes one step.
+    """Compiles all cases, then yields without end, for each round, the seconds of each case's step.
 
-    Args:
-      cases: the cases to time.
-      force: whether to run although the memory will not be enough (`fiddlex.train.run.faults.require_memory`).
-
-    Yields:
-      For each round, the seconds of each case's step.
-
-    Raises:
-      ConfigError, DataError, DeviceError: when `Trainer` raises them for one of the cases.
+    With `force` it runs although the memory will not be enough (`fiddlex.train.run.faults.require_memory`).
     """
     request_devices(max(config.mesh.num_devices for config, _ in cases))
     datasets: dict[str, Dataset] = {}
@@ -73,14 +65,7 @@ def time_steps(
 ) -> list[list[float]]:
     """The seconds of each case's step in every round, one list per case.
 
-    Args:
-      cases: the cases to time.
-      limit_s: seconds after which no further round begins; compilation is not counted.
-      min_rounds: rounds to run at least, even beyond `limit_s`.
-      force: see `rounds`.
-
-    Raises:
-      ConfigError, DataError, DeviceError: when `Trainer` raises them for one of the cases.
+    No round begins later than `limit_s` after the end of the first one, except the first `min_rounds`.
     """
     taken: list[list[float]] = []
     end_s = 0.0
@@ -101,14 +86,7 @@ def time_steps(
 def time_with_data_there(config: Config, dataset: Dataset, *, limit_s: float, force: bool = False) -> list[float]:
     """The seconds of steps whose batches take no time to make: all rows are the first example of the data.
 
-    Args:
-      config: the config of the steps.
-      dataset: the data.
-      limit_s: seconds after which no further step begins.
-      force: see `rounds`.
-
-    Raises:
-      ConfigError, DataError, DeviceError: when `Trainer` raises them.
+    No step begins after `limit_s`, except the first `_LEAST_STEPS`.
     """
     same = dataclasses.replace(dataset, train=_SameExample(dataset.sources[0]))
     turn = _start(TimedCase(config), same, force=force)
@@ -122,17 +100,7 @@ def time_with_data_there(config: Config, dataset: Dataset, *, limit_s: float, fo
 
 
 def measured_profile(calibration: Calibration, *, limit_s: float, min_rounds: int, force: bool = False) -> Profile:
-    """The profile of this machine that the fastest turns of a calibration's steps determine.
-
-    Args:
-      calibration: the steps to time.
-      limit_s: see `time_steps`.
-      min_rounds: see `time_steps`.
-      force: see `rounds`.
-
-    Raises:
-      ConfigError, DataError, DeviceError: when `Trainer` raises them for one of the steps.
-    """
+    """The profile of this machine that the fastest turns (`time_steps`) of a calibration's steps determine."""
     cases = [*map(TimedCase, calibration.configs), TimedCase(calibration.forward, forward_only=True)]
     *seconds, forward_s = map(min, time_steps(cases, limit_s=limit_s, min_rounds=min_rounds, force=force))
     return calibration.fit(seconds, forward_s, about())
@@ -155,7 +123,6 @@ class _SameExample:
         return self._length
 
     def example(self, index: int, *, epoch: int) -> Batch:
-        """The first example of the source."""
         return self._example
 
 
@@ -169,7 +136,7 @@ def _dataset(config: Config, datasets: dict[str, Dataset]) -> Dataset:
 
 
 def _start(case: TimedCase, dataset: Dataset, *, force: bool) -> Callable[[], object]:
-    """Compiles a case and runs its warm-up turns."""
+    """Compiles a case and runs its warm-up turns; returns the function that takes a turn."""
     start_s = time.monotonic()
     make = _forward if case.forward_only else _train
     turn = make(case.config, dataset, force=force)

@@ -1,11 +1,4 @@
-"""The `Trainer`: model, data, optimizer and compiled steps of one config on a mesh, for programs and notebooks.
-
-    trainer = Trainer(config)
-    losses = [record["loss"] for record in trainer.steps(100)]
-    weights = trainer.weights()
-
-The binaries add little to it: `fiddlex.train.loop` adds the workdir, checkpoints and terminal output.
-"""
+"""The `Trainer`, for programs and notebooks; `fiddlex.train.loop` adds the workdir, checkpoints and terminal output."""
 
 import contextlib
 import copy
@@ -62,36 +55,34 @@ from fiddlex.train.sync_switch import Decision, SyncSwitch
 
 
 class Compilation(NamedTuple):
-    """How the train step was compiled.
+    """How the train step was compiled."""
 
-    Attributes:
-      seconds: what tracing and compilation took.
-      was_kept: whether an earlier run had compiled the program (`train.compilation_cache`).
-    """
-
-    seconds: float
-    was_kept: bool
+    seconds: float  # of tracing and compilation
+    was_kept: bool  # whether an earlier run had compiled the program (`train.compilation_cache`)
 
 
 class Trainer:
-    """Model, data, optimizer and compiled steps of one config.
+    """Model, data, optimizer and compiled steps of one config on a mesh.
+
+        trainer = Trainer(config)
+        losses = [record["loss"] for record in trainer.steps(100)]
+        weights = trainer.weights()
 
     Args:
-      config: the config; the constructor validates it.
-      dataset: the data; by default the constructor loads what `config.data` names.
+      config: the constructor validates it.
+      dataset: the data; None: the constructor loads what `config.data` names.
       workdir: the directory of the run; several processes keep the tokens of text there, unless `data.cache` names
         another folder.
-      stopwatch: measures what the process spends its time on; by default one that starts now.
+      stopwatch: measures what the process spends its time on; None: one that starts now.
 
     Attributes:
       config: the trainer's own copy of the config, settled for the devices (`fiddlex.planner.settle`).
       mesh: the mesh that the trainer runs on.
       dataset: the data.
       layout: the pipeline schedule, and how every weight is sharded.
-      step: number of updates done; the next step trains on batch number `step`, counted from 0.
+      step: number of steps done; the next step trains on batch number `step`, counted from 0.
       decision: the change of semantics that the last record led to; None without one. Only
         `pipeline.semantics_schedule=auto` makes decisions.
-      stopwatch: measures what the process spends its time on.
       throughput: what a step gets done, and the peak of the devices where it is known.
 
     Raises:
@@ -158,10 +149,7 @@ class Trainer:
         return self.layout.pipeline.delay
 
     def compile(self) -> Compilation | None:
-        """Compiles the train step unless it is already compiled, and waits until all processes have.
-
-        Returns:
-          What this took; None when the step was already compiled.
+        """Compiles the train step and waits until all processes have; returns None when it was already compiled.
 
         Raises:
           DeviceError: when the compiler refuses the step.
@@ -224,7 +212,6 @@ class Trainer:
         self._prepared.clear()
 
     def _decide(self, step: int, loss: float) -> None:
-        """Lets the run decide about its semantics after a step."""
         if self._switch is None:
             return
         self.decision = self._switch.observe(step, loss)
@@ -239,11 +226,8 @@ class Trainer:
         """Takes `num_steps` steps while the caller iterates, and yields their records.
 
         The trainer yields a step's record after it has dispatched the next step. A caller that leaves the loop early
-        therefore never gets the record of the last step dispatched.
-
-        Args:
-          num_steps: how many steps to take.
-          progress: whether a notebook, or the terminal at standard error, shows how far the steps are.
+        therefore never gets the record of the last step dispatched. With `progress`, a notebook, or the terminal at
+        standard error, shows how far the steps are.
         """
         first, previous = self.step, None
         shown = phase("Training", total=num_steps, unit="steps") if progress else contextlib.nullcontext()
@@ -267,7 +251,7 @@ class Trainer:
         """Scores all held-out data, or `data.eval_batches` batches of it, with the current weights.
 
         Args:
-          goes_on: is called before each batch; once it returns False, the evaluation is left.
+          goes_on: is called before each batch; once it returns False, the evaluation is left with LeftError.
 
         Returns:
           `step`, and the numbers that `fiddlex.train.inference.evaluation.summarise` returns.
@@ -275,16 +259,13 @@ class Trainer:
         Raises:
           DataError: when no data is held out.
           NonFiniteError: when the loss is not finite.
-          LeftError: when `goes_on` has returned False.
         """
         return self._scorer.evaluate(self.state.weights, self.step, goes_on=goes_on)
 
     def predictions(self) -> list[Record]:
         """The predictions of the current weights for each held-out example of a task, or each line of continuations.
 
-        Returns:
-          The records that `predicted_labels` or `predicted_continuations` makes
-          (`fiddlex.train.inference.predictions`).
+        They are the records of `predicted_labels` or `predicted_continuations` (`fiddlex.train.inference.predictions`).
 
         Raises:
           ConfigError: when the held-out data is running text, for which there are only scores.
@@ -293,13 +274,9 @@ class Trainer:
         return self._scorer.predictions(self.state.weights)
 
     def scores(self, examples: ExampleSource) -> np.ndarray:
-        """The sums that `Model.scores` returns for each of `examples`, with the current weights.
+        """The sums that `Model.scores` returns with the current weights for each example, float64 [example, part, 3].
 
-        Args:
-          examples: at least one example of the run's objective.
-
-        Returns:
-          float64 [example, part, 3].
+        There must be at least one example, of the run's objective.
 
         Raises:
           DataError: when an example has a token outside the vocabulary.
@@ -417,9 +394,7 @@ class Trainer:
     def load(self, workdir: Path, config: Config) -> bool:
         """Loads the best or newest weights of a run, for evaluation or sampling; returns False if there are none.
 
-        Args:
-          workdir: the directory of the run.
-          config: the config of that run.
+        `config` is the config of that run.
 
         Raises:
           CheckpointError: when there are checkpoints but none can be read.
@@ -445,10 +420,10 @@ def load_trainer(
     """A trainer with the weights of a run's best or newest good checkpoint, for evaluation or sampling.
 
     Args:
-      workdir: the run's directory, which this function does not modify, except that several processes keep the tokens
-        of text in it.
+      workdir: the run's directory. This function does not modify it, except that several processes keep the tokens of
+        text in it.
       change: maps the run's config to the config to use.
-      dataset: the data; by default what the changed config names.
+      dataset: the data; None: what the changed config names.
       force: whether to go on although the memory will not be enough to score examples
         (`fiddlex.train.run.faults.require_memory`).
 

@@ -39,49 +39,31 @@ _UNITS = {unit: 2 ** (10 * power) for power, unit in enumerate("KMGT", 1)}
 
 
 class Shortage(NamedTuple):
-    """The compiler's message about a step that does not fit into device memory.
+    """The compiler's message about a step that does not fit into device memory."""
 
-    Attributes:
-      needed_bytes: device memory that the step needs; None when the message does not say.
-      limit_bytes: device memory that is available; None when the message does not say.
-      reason: the text of the message.
-    """
-
-    needed_bytes: int | None
-    limit_bytes: int | None
-    reason: str
+    needed_bytes: int | None  # device memory that the step needs; None when the message does not say
+    limit_bytes: int | None  # device memory that is available; None when the message does not say
+    reason: str  # the text of the message
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A train step, compiled if it fits.
-
-    Attributes:
-      program: the program that was compiled.
-      compiled: the step compiled for the devices of the program's mesh; None when it does not fit their memory.
-      text: the scheduled program as XLA prints it; empty when `compiled` is None.
-      shortage: why the step does not fit; None when it was compiled.
-      memory_use: what fills the memory, if asked for and if XLA assigned buffers.
-      trace_s: seconds from Python to XLA's input.
-      compile_s: seconds in XLA.
-    """
+    """A train step, compiled if it fits."""
 
     program: Program
+    # the step for the devices of the program's mesh; None when it does not fit their memory
     compiled: jax.stages.Compiled | None
-    text: str
-    shortage: Shortage | None
-    memory_use: MemoryUse | None
-    trace_s: float
-    compile_s: float
+    text: str  # the scheduled program as XLA prints it; empty when `compiled` is None
+    shortage: Shortage | None  # why the step does not fit; None when it was compiled
+    memory_use: MemoryUse | None  # what fills the memory, if asked for and if XLA assigned buffers
+    trace_s: float  # seconds from Python to XLA's input
+    compile_s: float  # seconds in XLA
 
 
 def compile_ahead(config: Config, mesh: Mesh, *, reads_memory: bool = False) -> CompiledStep:
     """Compiles the train step of a validated config for a mesh whose devices need not exist.
 
-    Args:
-      config: the config.
-      mesh: the mesh.
-      reads_memory: whether to read what fills the memory, too.
+    With `reads_memory`, the result also has what fills the memory.
 
     Raises:
       ConfigError, ScheduleError: when layers, stages or schedule do not fit the mesh.
@@ -173,7 +155,6 @@ def memory(compiled: jax.stages.Compiled | None) -> dict[str, int | None]:
 
 
 def _host_bytes(analysis: Any) -> int:
-    """Bytes of the host's memory that a program holds."""
     kept = analysis.host_argument_size_in_bytes + analysis.host_output_size_in_bytes - analysis.host_alias_size_in_bytes
     return int(kept + analysis.host_temp_size_in_bytes)
 
@@ -182,12 +163,11 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
     """The report on a train step: sizes, schedule, memory of one device, collectives, and compile times.
 
     `num_granules` is the number of TPU slices or GPU hosts. `needed_bytes` is the peak, or the compiler's figure for a
-    step that does not fit. `fits` says whether `needed_bytes` is within `memory_limit_bytes`; it is None where no
-    limit is known. `model_flops` are the FLOPs of a step on all devices. `unused` has a sentence for each field of the
-    config that changes nothing. `crossing` says what the device that sends most to other slices or hosts sends there
-    (`fiddlex.xla.compiled_collectives.Crossing`). `host_copies` are the asynchronous copies between a device and its
-    host (`fiddlex.xla.host_copies.HostCopy`). For a step that was not compiled, `crossing`, `collectives` (`Collective`
-    there), `host_copies` and the parts of its memory are None.
+    step that does not fit. `fits` says whether `needed_bytes` is within `memory_limit_bytes`; it is None where no limit
+    is known. `model_flops` are the FLOPs of a step on all devices. `unused` has a sentence for each field of the config
+    that changes nothing. `crossing` says what the device that sends most to other slices or hosts sends there
+    (`Crossing`). For a step that was not compiled, `crossing`, `collectives` (`Collective`), `host_copies` (`HostCopy`)
+    and the parts of its memory are None.
     """
     layout, mesh = ahead.program.layout, ahead.program.mesh
     is_tpu = mesh.devices.flat[0].platform == "tpu"
@@ -246,7 +226,6 @@ def _facts(collective: Collective) -> dict[str, Any]:
 
 
 def places(mesh: Mesh) -> Places:
-    """The places of a mesh, and where their devices are."""
     devices = list(mesh.devices.flat)
     return Places(dict(mesh.shape), granules(devices), [device.id for device in devices])
 

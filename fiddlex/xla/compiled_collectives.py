@@ -55,49 +55,33 @@ _WRAPPERS = ("fusion", "while", "conditional", "call")  # these run the computat
 class Collective:
     """One collective of a compiled step.
 
-    Attributes:
-      name: name of the instruction.
-      kind: one of `KINDS`.
-      axis: `data`, `pipe` or `tensor` where the collective runs along one axis of the mesh, otherwise `several`; None
-        if not known.
-      group_size: number of devices that take part together; 2 for a permute, which sends from one device to another.
-      bytes: bytes of one execution on one device, for the whole array: the result of an all-gather, the operand of any
-        other collective. A device in a group of n sends (n − 1)/n of that over a ring, twice as much for an all-reduce,
-        and all of it in a permute.
-      count: executions on a device in a step; None where the program does not say. In a conditional, or in a loop whose
-        trips the schedule decides: how often the device runs the branch or the body that does so most often. In a
-        conditional of which the schedule says nothing: how often the conditional runs.
-      overlapped: whether the collective is asynchronous and the device computes between its start and its end: matrix
-        products, or other arithmetic on an array of at least `bytes`.
-      products: number of matrix products between the collective's start and its end, counting the largest branch of a
-        conditional and one trip of a loop.
-      crossing_bytes: bytes of one execution that each device sends to other slices (TPU) or hosts (GPU), by its place
-        in the mesh, where each of these first reduces or afterwards gathers what its devices have; None if not known.
+    A device in a group of n sends (n − 1)/n of `bytes` over a ring, twice as much for an all-reduce, and all of it in a
+    permute. In a conditional, or in a loop whose trips the schedule decides, `count` is how often the device runs the
+    branch or the body that does so most often; in a conditional of which the schedule says nothing, how often the
+    conditional runs. For `crossing_bytes`, each slice (TPU) or host (GPU) first reduces or afterwards gathers what its
+    devices have.
     """
 
     name: str
-    kind: str
+    kind: str  # one of `KINDS`
+    # `data`, `pipe` or `tensor` where it runs along one axis of the mesh, else `several`; None if not known
     axis: str | None
-    group_size: int | None
-    bytes: int
-    count: float | None
+    group_size: int | None  # devices that take part together; 2 for a permute, which sends from one to another
+    bytes: int  # bytes of one execution on one device, for the whole array: an all-gather's result, any other's operand
+    count: float | None  # executions on a device in a step; None where the program does not say
+    # asynchronous, and the device computes before it ends: matrix products, or arithmetic on at least `bytes`
     overlapped: bool
-    products: int
+    products: int  # matrix products between its start and end, of a conditional's largest branch and one trip of a loop
+    # bytes that each place of the mesh sends to other slices or hosts in an execution; None if not known
     crossing_bytes: np.ndarray | None
 
 
 class Crossing(NamedTuple):
-    """What collectives of one kind along one axis send to other slices or hosts in a step.
+    """What collectives of one kind along one axis send to other slices or hosts in a step."""
 
-    Attributes:
-      kind: one of `KINDS`.
-      axis: as in `Collective`.
-      bytes: bytes that a device sends.
-    """
-
-    kind: str
-    axis: str | None
-    bytes: float
+    kind: str  # one of `KINDS`
+    axis: str | None  # as in `Collective`
+    bytes: float  # bytes that a device sends
 
 
 def crossings(found: Sequence[Collective]) -> list[Crossing]:
@@ -127,11 +111,8 @@ class _Site(NamedTuple):
 def collectives(text: str, places: Places, runs: Mapping[str, float]) -> list[Collective]:
     """All collectives of a step except those within single devices, in the order of the program.
 
-    Args:
-      text: the scheduled program, as XLA prints it.
-      places: the places of the mesh, and where their devices are.
-      runs: by the name of a scope, how often a step runs, in all, the branch of a conditional there, or the body of a
-        loop whose number of trips the program does not say.
+    `runs` has, by the name of a scope, how often a step runs, in all, the branch of a conditional there, or the body of
+    a loop whose number of trips the program does not say.
     """
     program = read(text)
     counts: dict[_Site, float | None] = {}
@@ -248,10 +229,7 @@ def _described(program: ProgramText, site: _Site, places: Places, count: float |
 def beside(program: ProgramText, body: Sequence[Instruction], start: int) -> Sequence[Instruction]:
     """The instructions scheduled between the start and the end of an asynchronous one; none if it is synchronous.
 
-    Args:
-      program: the program.
-      body: the computation of the instruction.
-      start: the place there of the instruction that starts it.
+    `body` is its computation, and `start` the place there of the instruction that starts it.
     """
     instruction = body[start]
     if instruction.opcode == "send":

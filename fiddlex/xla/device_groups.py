@@ -27,17 +27,11 @@ _AXIS = re.compile(r"'([^':]+)'?(?::\((\d+)\)(\d+))?")
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """The places of a mesh, in its order, and where their devices are.
+    """The places of a mesh, in its order, and where their devices are."""
 
-    Attributes:
-      sizes: sizes of the mesh axes, the last varying fastest over the places.
-      granules: for each place the slice or host of its device, as numbered by `fiddlex.cluster.mesh.granules`.
-      ids: for each place the id of its device.
-    """
-
-    sizes: Mapping[str, int]
-    granules: Sequence[int]
-    ids: Sequence[int]
+    sizes: Mapping[str, int]  # sizes of the mesh axes, the last varying fastest over the places
+    granules: Sequence[int]  # each place's slice or host, as numbered by `fiddlex.cluster.mesh.granules`
+    ids: Sequence[int]  # id of each place's device
 
     def of_program(self, num_partitions: int) -> list[int]:
         """The places of a program's devices, by partition: all, or those of the first slice if a slice fills it."""
@@ -49,8 +43,7 @@ class Places:
     def between_slices(self, attributes: str) -> Groups | None:
         """The groups of places that a program of several slices exchanges data with, from the attributes of a `send`.
 
-        Returns:
-          Groups of equal size; the pairs of a permute; None where the text has none of the known forms.
+        Groups of equal size, or the pairs of a permute; None where the text has none of the known forms.
         """
         if found := _SLICES.search(attributes):
             numbers = sorted(set(self.granules))
@@ -66,12 +59,7 @@ class Places:
         """Bytes that each place sends to other slices or hosts, as an array over the places.
 
         Each slice or host first reduces what its devices have, or gathers afterwards, so that its n devices send an
-        n-th each. In a permute the first place of a pair sends all.
-
-        Args:
-          kind: kind of the collective.
-          size: bytes of the whole array, as in `compiled_collectives.Collective`.
-          groups: groups of places.
+        n-th each. In a permute the first place of a pair sends all. `size` counts bytes as `Collective.bytes` does.
         """
         sent = np.zeros(len(self.granules))
         for group in groups:
@@ -86,15 +74,10 @@ class Places:
 
 
 def groups_of(attributes: str, num_devices: int) -> Groups | None:
-    """The groups of devices that exchange data with one another.
+    """The groups of devices that exchange data, of equal size; None where the text has none of the known forms.
 
-    Args:
-      attributes: the attributes of the instruction.
-      num_devices: number of devices of the program; they form one group where the instruction names none.
-
-    Returns:
-      Groups of equal size; for a permute, the pairs of different devices, or one device where there are no such pairs;
-      None where the text has none of the known forms.
+    Of a permute they are the pairs of different devices, or one device where there are none. An instruction that names
+    no groups has one, of all `num_devices` devices of the program.
     """
     if pairs := _PAIRS.search(attributes):
         return [pair for pair in _tuples(pairs[1]) if pair[0] != pair[1]] or [[0]]
@@ -118,11 +101,9 @@ def axis_of(groups: Groups, mesh: Mapping[str, int]) -> str:
 def _along(sizes: str, order: str | None, chosen: str) -> Groups | None:
     """The groups along axes of a mesh that XLA itself defines.
 
-    Args:
-      sizes: sizes of all axes of that mesh: 'a'=2,'b'=4.
-      order: order of the devices in that mesh; None for 0, 1, ….
-      chosen: the axes along which the groups run: 'a'; or a part of an axis: 'b':(1)2 is the outer half of b. The
-        number in parentheses is the size of the factor of the axis that lies outside that part.
+    `sizes` are those of all its axes: 'a'=2,'b'=4. `order` is that of its devices; None: 0, 1, …. The groups run along
+    the axes `chosen`: 'a'; or a part of an axis: 'b':(1)2 is the outer half of b, where the number in parentheses is
+    the size of the factor of the axis that lies outside that part.
     """
     found = _AXIS.findall(chosen)
     parts = {name: (before, size) for name, before, size in found}

@@ -15,28 +15,16 @@ _ARRAY = re.compile(r"\b[a-z]\w*\[\d[^\]]*\](?:\{[^}]*\})?")  # of at least one 
 
 @dataclasses.dataclass(frozen=True)
 class HostCopy:
-    """An asynchronous copy of an array, or of a slice, between a device and its host.
+    """An asynchronous copy of an array, or of a slice, between a device and its host."""
 
-    Attributes:
-      name: name of the instruction that starts it.
-      to_host: whether it goes to the host.
-      bytes: bytes of one execution on one device.
-      products: number of matrix products between its start and its end, counting the largest branch of a conditional
-        and one trip of a loop.
-    """
-
-    name: str
+    name: str  # name of the instruction that starts it
     to_host: bool
-    bytes: int
-    products: int
+    bytes: int  # bytes of one execution on one device
+    products: int  # matrix products while it runs, counting a conditional's largest branch and one trip of a loop
 
 
 def host_copies(text: str) -> list[HostCopy]:
-    """All asynchronous copies between a device and its host, in the order of the program.
-
-    Args:
-      text: the scheduled program, as XLA prints it.
-    """
+    """All asynchronous copies between a device and its host, in the order of the program."""
     program, found = read(text), []
     for body in program.computations.values():
         for place, instruction in enumerate(body):

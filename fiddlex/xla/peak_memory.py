@@ -60,32 +60,20 @@ _WORD = re.compile(r"[a-z_]+")
 
 
 class Use(NamedTuple):
-    """A place in memory while it holds one value after another of one part.
-
-    Attributes:
-      part: the part.
-      bytes: the size of the place.
-      first: the number of the instruction, in the program's order, from which it holds them.
-      last: the number of the last instruction with them.
-    """
+    """A place in memory while it holds one value after another of one part."""
 
     part: str
-    bytes: int
-    first: int
-    last: int
+    bytes: int  # the size of the place
+    first: int  # the instruction, by its number in the program's order, from which it holds them
+    last: int  # the last instruction with them
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryUse:
-    """The memory of a program over time.
+    """The memory of a program over time."""
 
-    Attributes:
-      uses: all uses of the device's main memory.
-      total_bytes: bytes of main memory that XLA assigns, gaps between buffers included.
-    """
-
-    uses: tuple[Use, ...]
-    total_bytes: int
+    uses: tuple[Use, ...]  # all uses of the device's main memory
+    total_bytes: int  # bytes of main memory that XLA assigns, gaps between buffers included
 
     @property
     def times(self) -> list[int]:
@@ -130,13 +118,7 @@ def memory_parts(config: Config, topology: str, use: MemoryUse | None) -> dict[s
 
 
 def read(program: str, buffers: str, ranges: str) -> MemoryUse:
-    """Reads the memory of a program from XLA's reports.
-
-    Args:
-      program: the program after optimizations, as text with metadata.
-      buffers: XLA's report of buffer assignment.
-      ranges: XLA's report of live ranges.
-    """
+    """Reads the memory from a program with metadata, and XLA's reports of buffer assignment and of live ranges."""
     names = dict(_INSTRUCTION.findall(program))
     spans = {(name, index): (int(first), int(last)) for name, index, first, last in _ranges(ranges)}
     end = max((last for _, last in spans.values()), default=0)

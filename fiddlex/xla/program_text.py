@@ -24,37 +24,23 @@ _PRODUCT_CALLS = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|fmha|conv|
 
 
 class Operand(NamedTuple):
-    """An operand of an instruction: the result of another instruction, or an element of that result.
+    """An operand of an instruction: the result of another instruction, or an element of that result."""
 
-    Attributes:
-      name: the name of the instruction that makes the result.
-      elements: the index of the element, where the result is a tuple and XLA names one of its elements (from jax 0.12
-        on, `%param.1#2`); for a tuple of tuples, one index per level; empty for the whole result.
-    """
-
-    name: str
+    name: str  # name of the instruction that makes the result
+    # index of a tuple's element, which XLA names from jax 0.12 on (`%param.1#2`), by level; empty: the whole result
     elements: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """A line of a computation.
+    """A line of a computation."""
 
-    Attributes:
-      name: name of the instruction, without its %.
-      shape: shape of the result, as XLA prints it.
-      opcode: the opcode as XLA prints it: `fusion` or `all-gather-start`, for example.
-      operands: the operands that the instruction reads.
-      attributes: all text after the operands.
-      is_root: whether the instruction makes the computation's result.
-    """
-
-    name: str
-    shape: str
-    opcode: str
+    name: str  # name of the instruction, without its %
+    shape: str  # shape of the result, as XLA prints it
+    opcode: str  # as XLA prints it: `fusion` or `all-gather-start`, for example
     operands: tuple[Operand, ...]
-    attributes: str
-    is_root: bool
+    attributes: str  # all text after the operands
+    is_root: bool  # whether it makes the computation's result
 
     @property
     def scope(self) -> str:
@@ -71,17 +57,11 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramText:
-    """A compiled program.
+    """A compiled program."""
 
-    Attributes:
-      computations: the instructions of each computation, by its name, in the order of the schedule.
-      entry: name of the computation at which the program starts.
-      num_partitions: number of devices that the program runs on; None where the text does not say.
-    """
-
-    computations: dict[str, list[Instruction]]
-    entry: str
-    num_partitions: int | None
+    computations: dict[str, list[Instruction]]  # instructions by computation, in the order of the schedule
+    entry: str  # the computation at which the program starts
+    num_partitions: int | None  # devices that the program runs on; None where the text does not say
 
     def trips(self, loop: Instruction) -> int | None:
         """How often the body of a `while` runs; None where the program does not say.
@@ -125,7 +105,6 @@ class ProgramText:
 
 
 def read(text: str) -> ProgramText:
-    """Reads a whole program."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
     for line in _joined(text):

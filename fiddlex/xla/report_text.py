@@ -52,7 +52,6 @@ def report_text(facts: dict[str, Any], config: Config, devices: str) -> str:
 
 
 def _verdict(facts: dict[str, Any], config: Config) -> str:
-    """Whether the step fits a device, and if not, what to do."""
     needed, limit = (
         readable_size(size) if size else "" for size in (facts["needed_bytes"], facts["memory_limit_bytes"])
     )
@@ -66,7 +65,6 @@ def _verdict(facts: dict[str, Any], config: Config) -> str:
 
 
 def lacks_host(facts: dict[str, Any]) -> bool:
-    """Whether the memory of the host is known to be too small."""
     return facts["host_limit_bytes"] is not None and facts["host_needed_bytes"] > facts["host_limit_bytes"]
 
 
@@ -96,7 +94,6 @@ def _host_verdict(facts: dict[str, Any]) -> str:
 
 
 def _memory_table(facts: dict[str, Any]) -> str:
-    """The lines of the table of a device's memory."""
     lines = ["memory of each device:"]
     for name, meaning in _MEMORY.items():
         size = facts[f"{name}_bytes"]
@@ -109,7 +106,6 @@ def _memory_table(facts: dict[str, Any]) -> str:
 
 
 def _parts_table(parts: dict[str, dict[str, int | None]]) -> str:
-    """The lines of the table of the parts of a device's memory."""
     lines = ["memory of each device where most is in use:", f"  {'part':<16} {'predicted, MiB':>14} {'found, MiB':>12}"]
     for part, sizes in parts.items():
         predicted, found = ("not told" if size is None else mib(size) for size in sizes.values())
@@ -118,7 +114,7 @@ def _parts_table(parts: dict[str, dict[str, int | None]]) -> str:
 
 
 def _collectives_table(collectives: list[dict[str, Any]]) -> str:
-    """The lines of the table of collectives, which adds up collectives of one kind along one axis."""
+    """Adds up the collectives of one kind along one axis, those with work beside them apart."""
     if not collectives:
         return "no collectives"
     groups: dict[tuple[str, str, bool], list[tuple[int, float | None]]] = {}
@@ -152,7 +148,6 @@ def host_copies_lines(copies: list[dict[str, Any]]) -> list[str]:
 
 
 def _crossing_table(crossing: list[dict[str, Any]], num_granules: int) -> str:
-    """The lines of the table of what crosses from one slice or host to another."""
     lines = [f"what the device that sends most to others of {num_granules} slices or hosts sends there in a step:"]
     for each in sorted(crossing, key=lambda each: -each["bytes"]):
         lines.append(f"  {each['kind']:<20} {each['axis'] or '?':<8} {mib(each['bytes']):>12} MiB")

@@ -1,6 +1,7 @@
 """`--help` says what each field of the config means, and names its choices; the comments beside the fields say it."""
 
 import dataclasses
+import inspect
 import operator
 import re
 
@@ -10,7 +11,7 @@ from fiddlex.config import Config
 from fiddlex.config.config import field_paths
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError
-from fiddlex.terminal.help import field_texts
+from fiddlex.terminal.help import field_comments
 
 TEXTS = [path for path in field_paths() if isinstance(operator.attrgetter(path)(Config()), str)]
 SECTIONS = {field.name: field.default_factory for field in dataclasses.fields(Config)}
@@ -18,7 +19,7 @@ SECTIONS = {field.name: field.default_factory for field in dataclasses.fields(Co
 
 def text_of(path: str) -> str:
     section, _, name = path.partition(".")
-    return field_texts(SECTIONS[section])[name]
+    return field_comments(inspect.getsource(SECTIONS[section]))[name]
 
 
 @pytest.mark.parametrize("path", field_paths())

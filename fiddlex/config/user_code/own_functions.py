@@ -19,29 +19,14 @@ from fiddlex.errors import FiddlexError
 
 
 class Own(NamedTuple):
-    """What a user's functions of one kind are for.
+    """What a user's functions of one kind are for."""
 
-    Attributes:
-      what: what such a function gives; messages begin with it.
-      signature: the arguments that it must take, as they stand behind its name.
-      error: the type of the errors.
-    """
-
-    what: str
-    signature: str
-    error: type[FiddlexError]
+    what: str  # what such a function gives; messages begin with it
+    signature: str  # the arguments that it must take, as they stand behind its name
+    error: type[FiddlexError]  # the type of the errors
 
     def load(self, path: str, function: str) -> Callable[..., Any]:
-        """The function of this name in a Python file; the file is run unless it was, and has not changed since.
-
-        Args:
-          path: the file.
-          function: the name of the function; empty where the user gave none.
-
-        Raises:
-          FiddlexError: of the type `error`, when the file is missing or fails (the message names the line), or has no
-            such function.
-        """
+        """The function of a Python file, run again only once it has changed; failures are of the type `error`."""
         name = f"{path}:{function}" if function else path
         try:
             state = os.stat(path)
@@ -69,12 +54,7 @@ class Own(NamedTuple):
         raise self.error(f"{path} has no function {function!r}. {has}")
 
     def call(self, function: Callable[..., Any], path: str, arguments: dict[str, Any]) -> Any:
-        """What a function of a file returns for these keyword arguments.
-
-        Raises:
-          FiddlexError: of the type `error`, when the function takes other arguments or fails; the message names the
-            line.
-        """
+        """What a function of a file returns for these keyword arguments; an `error` names the line where it fails."""
         name = getattr(function, "__name__", repr(function))
         with errors_of(path, self.error):  # some callables, as those written in C, have no signature
             signature = inspect.signature(function)

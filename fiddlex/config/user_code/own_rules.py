@@ -16,11 +16,7 @@ OWN = Own("optimizer.name", "(*, config)", ConfigError)
 
 
 def rule_function(name: str) -> tuple[Callable[..., Any], int]:
-    """The function that a text names, and its `moments`.
-
-    Raises:
-      ConfigError: when there is no such function, or `moments` is not a number of float32 numbers for each weight.
-    """
+    """The function that a text names, and its `moments`; ConfigError when either is missing."""
     source = source_of(name)
     function = OWN.load(source.path, source.function)
     moments = getattr(function, "moments", None)

@@ -41,11 +41,8 @@ def _finding_its_folder(path: str) -> Iterator[None]:
 def errors_of(path: str, error_type: type[FiddlexError] = ConfigError) -> Iterator[None]:
     """Turns what code of a file, which runs in the body, raises into an `error_type` that names the file and its line.
 
-    A FiddlexError that the file itself raises is passed on unchanged, and so is one of another type.
-
-    Args:
-      path: the file, as the code's traceback names it.
-      error_type: the type of the errors.
+    A FiddlexError that the file itself raises is passed on unchanged, and so is one of another type. `path` is the file
+    as the code's traceback names it.
     """
     try:
         with _finding_its_folder(path):

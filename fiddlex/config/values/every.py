@@ -10,16 +10,11 @@ class Every(int):
     """A number of steps between two actions; 0: never; `auto`: the run chooses it."""
 
     def __new__(cls, value: int | str = 0) -> "Every":
-        """Makes one from a number, its digits, or `auto`.
-
-        Raises:
-          ValueError: for any other text.
-        """
+        """Makes one from a number, its digits, or `auto`; ValueError for any other text."""
         return super().__new__(cls, _AUTO_NUMBER if value == AUTO else value)
 
     @property
     def is_auto(self) -> bool:
-        """Whether the run chooses the number."""
         return self == _AUTO_NUMBER
 
     def __repr__(self) -> str:
@@ -29,7 +24,6 @@ class Every(int):
         return str(self.to_json())
 
     def to_json(self) -> int | str:
-        """The number, or `auto`."""
         return AUTO if self.is_auto else int(self)
 
 

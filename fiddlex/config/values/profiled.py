@@ -8,16 +8,7 @@ ALL_RANKS = "all"
 
 
 def parse_steps(name: str, value: str, *, num_steps: int) -> range:
-    """The steps to profile, counted from 1; empty for an empty text.
-
-    Args:
-      name: the field's name, for messages.
-      value: the first and the last step, as in `10:13`.
-      num_steps: the number of steps of the run.
-
-    Raises:
-      ConfigError: when the text has another form, or the run does not take these steps.
-    """
+    """The steps to profile, counted from 1, from their first and last, as in `10:13`; empty for an empty text."""
     if not value:
         return range(0)
     form = f"{name}={value!r} must be the first and the last step, as in 10:13, or empty."
@@ -34,11 +25,7 @@ def parse_steps(name: str, value: str, *, num_steps: int) -> range:
 
 
 def parse_ranks(name: str, value: str) -> frozenset[int] | None:
-    """The ranks of the processes that profile; None for all.
-
-    Raises:
-      ConfigError: when the text is neither `all` nor a list of ranks.
-    """
+    """The ranks of the processes that profile; None for all."""
     if value == ALL_RANKS:
         return None
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", value):
@@ -47,11 +34,7 @@ def parse_ranks(name: str, value: str) -> frozenset[int] | None:
 
 
 def check_ranks(name: str, value: str, *, num_processes: int) -> None:
-    """Checks that the run has all the processes that `value`, which `parse_ranks` accepts, lists.
-
-    Raises:
-      ConfigError: when it has fewer.
-    """
+    """Checks that the run has all the processes that `value`, which `parse_ranks` accepts, lists."""
     if (ranks := parse_ranks(name, value)) and max(ranks) >= num_processes:
         raise ConfigError(
             f"{name}={value!r}: the run has {num_processes} process{'es' * (num_processes > 1)}, whose ranks are "

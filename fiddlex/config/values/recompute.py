@@ -38,7 +38,6 @@ def written(parts: Iterable[str]) -> str:
 
 
 def check_recompute(name: str, recompute: str) -> None:
-    """Raises ConfigError when the value of field `name` is not a list of `PARTS`, nor one of `MODES`."""
     if recompute in MODES:
         return
     parts = _listed(recompute)

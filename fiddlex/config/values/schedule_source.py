@@ -26,17 +26,11 @@ class Kind(enum.Enum):
 
 
 class Source(NamedTuple):
-    """Where a schedule comes from.
-
-    Attributes:
-      kind: what the text names.
-      path: the file of a table or of a function, with the user's home in place of `~`; empty for a name.
-      function: the name of the function; empty where the text gives none, and for other kinds.
-    """
+    """Where a schedule comes from."""
 
     kind: Kind
-    path: str = ""
-    function: str = ""
+    path: str = ""  # the file of a table or of a function, with the user's home in place of `~`; empty for a name
+    function: str = ""  # empty where the text gives none, and for other kinds
 
     @property
     def is_own(self) -> bool:
@@ -51,7 +45,6 @@ class Source(NamedTuple):
 
 @functools.cache  # the planner asks for each layout
 def source_of(text: str) -> Source:
-    """Reads the text that says which schedule runs."""
     before, colon, after = text.partition(":")
     if before == _TABLE and colon:
         return Source(Kind.TABLE, os.path.expanduser(after))
@@ -64,7 +57,6 @@ def source_of(text: str) -> Source:
 
 
 def is_function(text: str) -> bool:
-    """Whether a text names a function in a Python file."""
     return source_of(text).kind is Kind.FUNCTION
 
 

@@ -16,23 +16,14 @@ from fiddlex.files.places import absolute
 
 
 class SourceKind(NamedTuple):
-    """What is known of a kind of data source.
+    """What is known of a kind of data source."""
 
-    Attributes:
-      place: what follows the kind and a colon; empty: nothing does.
-      labelled: whether its lines are labelled texts.
-      tokens: whether it holds tokens, whose tokenizer the config need not name.
-      columns: whether it holds rows, of which `data.text_column` is read.
-      split: whether `data.split` says what is held out, in place of `data.eval_fraction`.
-      endings: endings of file names that only this kind has.
-    """
-
-    place: str = "PATH"
-    labelled: bool = False
-    tokens: bool = False
-    columns: bool = False
-    split: bool = False
-    endings: tuple[str, ...] = ()
+    place: str = "PATH"  # what follows the kind and a colon; empty: nothing does
+    labelled: bool = False  # whether its lines are labelled texts
+    tokens: bool = False  # whether it holds tokens, whose tokenizer the config need not name
+    columns: bool = False  # whether it holds rows, of which `data.text_column` is read
+    split: bool = False  # whether `data.split` says what is held out, in place of `data.eval_fraction`
+    endings: tuple[str, ...] = ()  # of file names that only this kind has
 
 
 KINDS = {
@@ -51,7 +42,6 @@ _SPLITS = 3
 
 
 def kind_of(source: str) -> SourceKind:
-    """The kind of a valid source."""
     return KINDS[source.partition(":")[0]]
 
 
@@ -61,20 +51,11 @@ def forms(kinds: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_megatron(source: str) -> bool:
-    """Whether a source is one or more datasets of Megatron-LM."""
     return source.startswith("megatron:")
 
 
 def parse_source(field: str, value: str) -> list[tuple[Fraction, str]]:
-    """The weights and prefixes of `value`, one or more.
-
-    Args:
-      field: the field that has the value, for messages.
-      value: megatron:PREFIX or megatron:WEIGHT:PREFIX,WEIGHT:PREFIX,….
-
-    Raises:
-      ConfigError: when a prefix is missing or named twice, or a weight is not above 0.
-    """
+    """The weights and prefixes of megatron:PREFIX or megatron:WEIGHT:PREFIX,WEIGHT:PREFIX,…; messages name `field`."""
     _, _, rest = value.partition(":")
     parts = rest.split(",")
     matches = [_WEIGHTED.fullmatch(part) for part in parts]
@@ -99,11 +80,7 @@ def parse_source(field: str, value: str) -> list[tuple[Fraction, str]]:
 
 
 def parse_split(field: str, value: str) -> tuple[float, float, float]:
-    """The shares to train on, to evaluate on and to leave out; they sum to 1.
-
-    Raises:
-      ConfigError: when `value` is not one to three numbers of at least 0, of which the first is above 0.
-    """
+    """The shares to train on, to evaluate on and to leave out; they sum to 1."""
     parts = [part.strip() for part in value.split(",")]
     numbers = [float(part) for part in parts] if all(re.fullmatch(_NUMBER, part) for part in parts) else []
     total = sum(numbers)

@@ -9,11 +9,7 @@ BALANCED = "balanced"  # the planner decides (`fiddlex.planner.settle`)
 
 
 def parse_layers_per_stage(text: str) -> tuple[int, ...]:
-    """Parses the number of layers of each stage, as in `3,2,3`.
-
-    Raises:
-      ConfigError: when `text` is not such a list, or a number is below 1.
-    """
+    """The number of layers of each stage, from a text such as `3,2,3`; each is at least 1."""
     parts = [part.strip() for part in text.split(",")]
     counts = tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else 0 for part in parts)
     if min(counts) < 1:

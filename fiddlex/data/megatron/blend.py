@@ -27,11 +27,7 @@ class Place(NamedTuple):
 
 
 class Blend:
-    """The order of a blend.
-
-    Args:
-      weights: the weights of the sources, above 0; only their ratios count.
-    """
+    """The order of a blend; of the weights, which are above 0, only the ratios count."""
 
     def __init__(self, weights: Sequence[Fraction]):
         self._per_period = period_shares(weights)
@@ -40,7 +36,6 @@ class Blend:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The share of the examples that each source gives."""
         return tuple(number / self._period for number in self._per_period)
 
     def place(self, k: int) -> Place:
@@ -75,11 +70,7 @@ def _first_places(per_period: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 def interleaved(sizes: Sequence[int]) -> np.ndarray:
     """All examples of several sources, each once, so that any first part of them has a share of every source.
 
-    Args:
-      sizes: number of examples of each source.
-
-    Returns:
-      int64[sum of sizes, 2]: the source of each example, and its number in the source.
+    Returns int64[sum of sizes, 2]: the source of each example, and its number in the source.
     """
     places = [np.stack([np.full(size, source), np.arange(size)], axis=1) for source, size in enumerate(sizes)]
     moments = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])

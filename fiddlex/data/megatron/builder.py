@@ -30,15 +30,8 @@ def smallest_dtype(vocab_size: int) -> np.dtype:
 def indexed_builder(prefix: Path, *, dtype: np.dtype) -> Iterator["IndexedBuilder"]:
     """Yields what documents are added to, and makes PREFIX.bin and PREFIX.idx when the body ends without an error.
 
-    Several processes may make the same files at the same time; those of the last one stay.
-
-    Args:
-      prefix: the path of both files without .bin and .idx; files of these names are replaced.
-      dtype: integer dtype of the ids, one of `DTYPES`.
-
-    Raises:
-      DataError: when the format has no such dtype.
-      OSError: when the files cannot be written.
+    Files of these names are replaced. Several processes may make the same files at the same time; those of the last one
+    stay. `dtype` is one of `DTYPES`, of integers.
     """
     dtype = np.dtype(dtype).newbyteorder("<")
     if dtype.kind == "f" or dtype not in _CODES:
@@ -55,12 +48,7 @@ def indexed_builder(prefix: Path, *, dtype: np.dtype) -> Iterator["IndexedBuilde
 
 
 class IndexedBuilder:
-    """The documents of a dataset that `indexed_builder` makes.
-
-    Args:
-      data: the file of the ids.
-      dtype: integer dtype of the ids, little-endian.
-    """
+    """The documents of a dataset that `indexed_builder` makes; `dtype` is little-endian."""
 
     def __init__(self, data: BinaryIO, *, dtype: np.dtype):
         self._data, self._dtype = data, dtype
@@ -68,18 +56,10 @@ class IndexedBuilder:
 
     @property
     def num_documents(self) -> int:
-        """Documents written so far."""
         return len(self._documents) - 1
 
     def add(self, ids: np.ndarray) -> None:
-        """Writes a document of one sequence.
-
-        Args:
-          ids: integers, [tokens].
-
-        Raises:
-          DataError: when the dtype cannot hold an id, or the document is too long.
-        """
+        """Writes a document of one sequence, integers [tokens]; raises DataError when the format cannot hold it."""
         written = np.asarray(ids, self._dtype)
         if len(ids) > LONGEST or not np.array_equal(written, ids):
             limits = np.iinfo(self._dtype)
@@ -93,11 +73,7 @@ class IndexedBuilder:
         self._documents.append(len(self._lengths))
 
     def add_dataset(self, prefix: Path) -> None:
-        """Writes all sequences and documents of another dataset of the same dtype.
-
-        Raises:
-          DataError: when the dataset is damaged or of another dtype.
-        """
+        """Writes all sequences and documents of another dataset of the same dtype."""
         other = open_indexed(prefix)
         if other.tokens.dtype != self._dtype:
             raise DataError(f"megatron:{prefix} has ids of {other.tokens.dtype.name}, not {self._dtype.name}.")
@@ -107,7 +83,6 @@ class IndexedBuilder:
             shutil.copyfileobj(data, self._data, 2**22)
 
     def write_index(self, index: BinaryIO) -> None:
-        """Writes the index of the documents that were added."""
         lengths = np.frombuffer(self._lengths, np.int32)
         stops = np.cumsum(lengths, dtype=np.int64) * self._dtype.itemsize
         index.write(HEADER.pack(MAGIC, VERSION, _CODES[self._dtype], len(lengths), len(self._documents)))

@@ -43,19 +43,12 @@ _MOST_BYTES = 2**61  # of PREFIX.bin, so that no sum of one chunk more overflows
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IndexedTokens:
-    """The tokens of a dataset, with its sequences and documents. All arrays are read-only memory maps.
+    """The tokens of a dataset, with its sequences and documents. All arrays are read-only memory maps."""
 
-    Attributes:
-      prefix: the path of the files without .bin and .idx.
-      tokens: integers, [tokens], of the dtype of the file.
-      lengths: int32[sequences], tokens of each sequence.
-      documents: int64[documents + 1], the first sequence of each document, and the number of sequences.
-    """
-
-    prefix: Path
-    tokens: np.ndarray
-    lengths: np.ndarray
-    documents: np.ndarray
+    prefix: Path  # the path of the files without .bin and .idx
+    tokens: np.ndarray  # integers, [tokens], of the dtype of the file
+    lengths: np.ndarray  # int32[sequences], tokens of each sequence
+    documents: np.ndarray  # int64[documents + 1], the first sequence of each document, and the number of sequences
     _pointers: np.ndarray
 
     @functools.cached_property
@@ -95,14 +88,6 @@ def open_indexed(prefix: Path) -> IndexedTokens:
     """Maps PREFIX.bin and PREFIX.idx into memory and checks them.
 
     The whole index is read, 12 bytes for each sequence and 8 for each document; of the tokens nothing is read.
-
-    Args:
-      prefix: the path of both files without .bin and .idx.
-
-    Raises:
-      DataError: when a file is missing, damaged, truncated or longer than it says, holds ids that are not integers, or
-        the files do not belong together.
-      OSError: when a file cannot be read.
     """
     if not prefix.name:
         raise DataError(f"megatron:{prefix} is no prefix of files. A dataset of Megatron is PREFIX.bin and PREFIX.idx.")

@@ -32,23 +32,14 @@ _FORMAT = 1  # of the cached files
 
 
 class DocumentOrder(NamedTuple):
-    """Shuffled documents.
+    """Shuffled documents."""
 
-    Attributes:
-      order: int64[documents], the documents; each is a sequence of the index.
-      places: int64[documents + 1], the tokens before each document of `order`, and all tokens at the end.
-    """
-
-    order: np.ndarray
-    places: np.ndarray
+    order: np.ndarray  # int64[documents], the documents; each is a sequence of the index
+    places: np.ndarray  # int64[documents + 1], the tokens before each document of `order`, and all tokens at the end
 
 
 def document_order(data: IndexedTokens, first: int, last: int, *, seed: int) -> DocumentOrder:
-    """The shuffled documents from `first` to before `last`, from the cache if it has them.
-
-    Raises:
-      DeviceError: when the first of several processes does not write the file in time.
-    """
+    """The shuffled documents from `first` to before `last`, from the cache if it has them."""
     num_tokens = data.first_token(last) - data.first_token(first)
     text = f"{_FORMAT} {data.digest} {first} {last} {seed}"
     name = f"order-{hashlib.sha256(text.encode()).hexdigest()[:24]}.npy"
@@ -86,11 +77,7 @@ def _folders(prefix: Path) -> Iterator[Path]:
 
 
 def _read(file: Path, first: int, last: int, num_tokens: int) -> DocumentOrder | None:
-    """The order of the documents from `first` to before `last` in `file`, mapped into memory.
-
-    Returns:
-      The order; None when there is none, it is damaged, or it tells of documents or tokens that there are not.
-    """
+    """The order in `file`, mapped into memory; None when it is missing, damaged, or of other documents or tokens."""
     try:
         check_regular(file)
         numbers = np.lib.format.open_memmap(file, mode="r")

@@ -19,11 +19,6 @@ class PackedDocuments(StagedExamples):
     token. Nothing is put between documents; if their texts end with a separator, it is in the file (`--append_eod`).
     The documents keep their order in all epochs, and the loader shuffles the windows anew for each. (Megatron shuffles
     the documents of all epochs together, so its windows are these only in a run of one epoch.)
-
-    Args:
-      data: the dataset.
-      documents: the documents and their order.
-      seq_len: length of an example.
     """
 
     def __init__(self, data: IndexedTokens, documents: DocumentOrder, seq_len: int):
@@ -41,7 +36,6 @@ class PackedDocuments(StagedExamples):
         return {"tokens": window[:-1], "targets": window[1:], "weights": np.ones(self._seq_len, np.float32)}
 
     def read(self, number: int) -> np.ndarray:
-        """The seq_len + 1 tokens of window `number`."""
         order, places = self._documents
         start = number * self._seq_len
         stop = start + self._seq_len + 1

@@ -24,29 +24,20 @@ from fiddlex.terminal.readable import counted
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MegatronPart:
-    """A dataset of a blend, and its split.
+    """A dataset of a blend, and its split."""
 
-    Attributes:
-      weight: weight of the dataset in the blend.
-      data: the dataset.
-      edges: where the documents to train on, those to hold out and those to leave out begin; the last entry is the
-        number of documents.
-      by_sequence: whether the edges count sequences of the index in place of its documents.
-    """
-
-    weight: Fraction
+    weight: Fraction  # in the blend
     data: IndexedTokens
+    # Where the documents to train on, to hold out and to leave out begin; the last entry is the number of documents.
     edges: tuple[int, ...]
-    by_sequence: bool
+    by_sequence: bool  # whether the edges count sequences of the index in place of its documents
 
     @functools.cached_property
     def train(self) -> TokenStream:
-        """What is trained on, in the order of the file."""
         return self._stream(*self.edges[:2])
 
     @functools.cached_property
     def heldout(self) -> TokenStream:
-        """What is held out, in the order of the file."""
         return self._stream(*self.edges[1:3])
 
     def describe(self) -> str:
@@ -73,19 +64,13 @@ class MegatronPart:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MegatronCorpus:
-    """The datasets that a run trains on and is evaluated on.
+    """The datasets that a run trains on and is evaluated on."""
 
-    Attributes:
-      source: `data.source`.
-      parts: the datasets; several in a blend.
-    """
-
-    source: str
-    parts: tuple[MegatronPart, ...]
+    source: str  # `data.source`
+    parts: tuple[MegatronPart, ...]  # several in a blend
 
     @functools.cached_property
     def weights(self) -> list[Fraction]:
-        """The weight of each dataset as a share of all."""
         total = sum(part.weight for part in self.parts)
         return [part.weight / total for part in self.parts]
 
@@ -99,7 +84,6 @@ class MegatronCorpus:
         return f"{tokens}-{hashlib.sha256(chr(10).join(facts).encode()).hexdigest()[:16]}"
 
     def describe(self) -> str:
-        """A line for each dataset, with its share in a blend."""
         if len(self.parts) == 1:
             return f"megatron:{self.parts[0].describe()}"
         lines = [f"  {float(w):.4g} of {part.describe()}" for w, part in zip(self.weights, self.parts, strict=True)]
@@ -107,20 +91,10 @@ class MegatronCorpus:
 
 
 def load_megatron(config: DataConfig, *, vocab_size: int, seq_len: int, by_sequence: bool) -> MegatronCorpus:
-    """Opens and splits the datasets that `data.source` names.
+    """Opens and splits the datasets that `data.source` names; with `data.eval_source` all documents are trained on.
 
-    With `data.eval_source` all documents are trained on, as with other sources.
-
-    Args:
-      config: the data section; `source`, `eval_source` and `split` are used.
-      vocab_size: `model.vocab_size`; tokens must be below it. Here samples are checked, and later each batch.
-      seq_len: `model.seq_len`; each dataset must have at least one training example of this length.
-      by_sequence: whether to split by sequence in place of document.
-
-    Raises:
-      ConfigError: when a field of `config` is wrong.
-      DataError: when files are missing or damaged, too short to train on or to hold anything out, or have tokens
-        outside the vocabulary.
+    Samples of the tokens are checked here to be below `vocab_size`, and later each batch. Each dataset must have at
+    least one training example of `seq_len`.
     """
     shares = (1.0, 0.0, 0.0) if config.eval_source else parse_split("data.split", config.split)
     parts = []
@@ -148,11 +122,7 @@ def load_megatron(config: DataConfig, *, vocab_size: int, seq_len: int, by_seque
 
 
 def open_megatron(prefix: str, *, vocab_size: int) -> IndexedTokens:
-    """Opens the dataset `prefix` and checks samples of its tokens.
-
-    Raises:
-      DataError: when it is missing or damaged, or a token is outside the vocabulary.
-    """
+    """Opens the dataset `prefix` and checks that samples of its tokens are below `vocab_size`."""
     data = open_indexed(absolute(prefix))
     for start, piece in TokenStream(data.tokens).pieces():
         wrong = (piece >= vocab_size) | (piece < 0)

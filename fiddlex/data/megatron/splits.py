@@ -10,13 +10,5 @@ from collections.abc import Sequence
 
 
 def split_edges(shares: Sequence[float], count: int) -> list[int]:
-    """The first document of each part, and `count` at the end.
-
-    Args:
-      shares: shares of the documents that sum to 1, in float64.
-      count: number of documents.
-
-    Returns:
-      len(shares) + 1 numbers from 0 to `count`, which never fall.
-    """
+    """The first document of each part, and `count` at the end; `shares` sum to 1, and the edges never fall."""
     return [round(edge * float(count)) for edge in itertools.accumulate(shares, initial=0.0)]

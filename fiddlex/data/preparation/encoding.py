@@ -26,38 +26,23 @@ _ENCODED_AT_ONCE = 2**20  # characters
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """How texts become documents.
+    """How texts become documents."""
 
-    Attributes:
-      tokenizer: 'bytes', or path of a JSON file of the tokenizers library.
-      json_key: key or column of the text.
-      append_eod: whether to end each document with the tokenizer's separator.
-    """
-
-    tokenizer: str
-    json_key: str
-    append_eod: bool
+    tokenizer: str  # 'bytes', or path of a JSON file of the tokenizers library
+    json_key: str  # key or column of the text
+    append_eod: bool  # whether to end each document with the tokenizer's separator
 
 
 @dataclasses.dataclass
 class Counts:
-    """What a part has, or all parts together.
-
-    Attributes:
-      documents: documents written.
-      tokens: tokens written, separators included.
-      unknown: of them, how many stand for text that the tokenizer does not know.
-      empty: texts that gave no token and were left out.
-      passed_over: files that are binary or not UTF-8 and were left out.
-      text_bytes: UTF-8 bytes of the texts.
-    """
+    """What a part has, or all parts together."""
 
     documents: int = 0
-    tokens: int = 0
-    unknown: int = 0
-    empty: int = 0
-    passed_over: int = 0
-    text_bytes: int = 0
+    tokens: int = 0  # written, separators included
+    unknown: int = 0  # those of `tokens` that stand for text that the tokenizer does not know
+    empty: int = 0  # texts that gave no token and were left out
+    passed_over: int = 0  # files that are binary or not UTF-8 and were left out
+    text_bytes: int = 0  # UTF-8 bytes of the texts
 
     @classmethod
     def of(cls, values: Any) -> "Counts":
@@ -92,11 +77,6 @@ def start_worker() -> None:
 
 
 def encode_part(piece: Piece, folder: Path, number: int, encoding: Encoding) -> Counts:
-    """Writes part `number` from `piece`.
-
-    Raises:
-      DataError: when the input is damaged or its texts are missing (`read_piece`).
-    """
     file = encoding.tokenizer
     tokenizer = _tokenizer(file, 0 if file == "bytes" else os.stat(os.path.expanduser(file)).st_mtime_ns)
     counts, texts, waiting = Counts(), list[str](), 0

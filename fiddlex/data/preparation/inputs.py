@@ -27,34 +27,20 @@ _PROBE = 8192  # bytes at the start of a file that tell whether it is text
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A part of the input.
+    """A part of the input."""
 
-    Attributes:
-      files: one file; several for texts, each of which is a document.
-      form: 'text', 'jsonl' or 'parquet'.
-      first: first byte of the lines of a JSON Lines file, or first row group of a Parquet file.
-      last: where the piece ends: the lines that begin before this byte belong to it, and the row groups before this.
-      num_bytes: bytes of the files that the piece stands for.
-      passes_over: whether texts that are binary or not UTF-8 are left out; else they are an error.
-    """
-
-    files: tuple[str, ...]
-    form: str
-    first: int
-    last: int
-    num_bytes: int
-    passes_over: bool = False
+    files: tuple[str, ...]  # one file; several for texts, each of which is a document
+    form: str  # 'text', 'jsonl' or 'parquet'
+    first: int  # first byte of the lines of a JSON Lines file, or first row group of a Parquet file
+    last: int  # lines that begin before this byte, or row groups before this one, belong to the piece
+    num_bytes: int  # bytes of the files that the piece stands for
+    passes_over: bool = False  # whether texts that are binary or not UTF-8 are left out; else they are an error
 
 
 def find_files(inputs: Sequence[str]) -> list[tuple[str, bool]]:
     """The files that `inputs` name, and for each whether a folder brought it.
 
-    Args:
-      inputs: files, folders and patterns such as data/*.jsonl. Of a folder all files that are not hidden are taken, at
-        any depth.
-
-    Raises:
-      DataError: when an input names nothing.
+    An input is a file, a pattern such as data/*.jsonl, or a folder: of it all files that are not hidden, at any depth.
     """
     found: list[tuple[str, bool]] = []
     for each in inputs:
@@ -79,11 +65,7 @@ def _files(path: str) -> list[str]:
 
 
 def cut(files: Sequence[tuple[str, bool]]) -> list[Piece]:
-    """The pieces of `files`, which depend on the names and sizes of the files alone.
-
-    Raises:
-      DataError: when a Parquet file is damaged, or a compressed file is empty.
-    """
+    """The pieces of `files`, which depend on the files' names and sizes, and on the row groups of Parquet, alone."""
     sizes = {file: os.path.getsize(file) for file, _ in files}
     size = max(_LEAST_PIECE, sum(sizes.values()) // _MOST_PIECES)
     pieces: list[Piece] = []
@@ -130,15 +112,10 @@ def _row_groups(file: str, size: int, most: int) -> list[Piece]:
 
 
 def read_piece(piece: Piece, key: str) -> Iterator[str | None]:
-    """Yields the texts of a piece, and None for each file that it passes over.
-
-    Args:
-      piece: the piece.
-      key: the key of JSON objects, or the column of Parquet files, that holds the text.
+    """Yields the texts of a piece, and None for each file that it passes over; `key` is the key or column of the texts.
 
     Raises:
-      DataError: when a file is damaged or not UTF-8, a line is not a JSON object, or a text is missing; the message
-        names the file and the line.
+      DataError: names the file and line that is damaged, not UTF-8, no JSON object, or without a text.
     """
     if piece.form == "text":
         return (_read_text(file, piece.passes_over) for file in piece.files)

@@ -1,11 +1,11 @@
 """Makes PREFIX.bin and PREFIX.idx from files of text, in parallel, and goes on where an earlier run was stopped.
 
-The input is cut into pieces. Processes encode them to parts in the folder PREFIX-parts; when all are complete, they are
-joined in order. So the files need twice their size on disk for a while.
+Processes encode pieces of the input to parts in the folder PREFIX-parts; when all are complete, they are joined in
+order. So the files need twice their size on disk for a while.
 
 Invariant: the result has the same bytes whatever the number of processes and however often the work was stopped. A run
-goes on only with the parts of the same input and options, which PREFIX-parts/plan.json records;
-PREFIX-prepared.json records them beside the result.
+goes on only with the parts of the same input and options, which PREFIX-parts/plan.json records; PREFIX-prepared.json
+records them beside the result.
 """
 
 import dataclasses
@@ -41,52 +41,37 @@ MOST_NAME_BYTES = 230  # of a file's name; most file systems allow 255, and temp
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """What to prepare.
+    """What to prepare."""
 
-    Attributes:
-      inputs: files, folders and patterns (`find_files`).
-      prefix: the path of the files to make, without .bin and .idx.
-      tokenizer: 'bytes', or path of a JSON file of the tokenizers library.
-      train_tokens: size of the vocabulary to train on the input, in place of `tokenizer`; 0: train none.
-      json_key: key or column of the text.
-      append_eod: whether to end each document with the tokenizer's separator.
-    """
-
-    inputs: Sequence[str]
-    prefix: Path
-    tokenizer: str = "bytes"
-    train_tokens: int = 0
-    json_key: str = "text"
-    append_eod: bool = False
+    inputs: Sequence[str]  # files, folders and patterns (`find_files`)
+    prefix: Path  # of the files to make, without .bin and .idx
+    tokenizer: str = "bytes"  # 'bytes', or path of a JSON file of the tokenizers library
+    train_tokens: int = 0  # size of the vocabulary to train on the input, in place of `tokenizer`; 0: train none
+    json_key: str = "text"  # key or column of the text
+    append_eod: bool = False  # whether to end each document with the tokenizer's separator
 
     @property
     def tokenizer_file(self) -> str:
-        """The tokenizer that encodes the input: the one that is named, or that is trained."""
         return str(self.trained_tokenizer) if self.train_tokens else self.tokenizer
 
     @property
     def trained_tokenizer(self) -> Path:
-        """Where a tokenizer that is trained goes."""
         return self._beside("-tokenizer.json")
 
     @property
     def parts(self) -> Path:
-        """The folder of the parts."""
         return self._beside("-parts")
 
     @property
     def record(self) -> Path:
-        """The file that records how the result was made."""
         return self._beside("-prepared.json")
 
     @property
     def lock(self) -> Path:
-        """The file that a process holds while it makes the dataset."""
         return self._beside(".lock")
 
     @property
     def results(self) -> tuple[Path, Path]:
-        """PREFIX.bin and PREFIX.idx."""
         return self._beside(".bin"), self._beside(".idx")
 
     def owns(self, file: str) -> bool:
@@ -100,7 +85,6 @@ class Preparation:
         return made or self.parts in path.parents
 
     def find_files(self) -> list[tuple[str, bool]]:
-        """The files of `inputs` (`fiddlex.data.preparation.inputs.find_files`) but its own."""
         return [(file, in_folder) for file, in_folder in find_files(self.inputs) if not self.owns(file)]
 
     def _beside(self, end: str) -> Path:
@@ -109,17 +93,11 @@ class Preparation:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What was made.
-
-    Attributes:
-      counts: documents, tokens and what was left out.
-      vocab_size: tokens of the vocabulary.
-      tokenizer: 'bytes', or path of the tokenizer.
-    """
+    """What was made."""
 
     counts: Counts
     vocab_size: int
-    tokenizer: str
+    tokenizer: str  # 'bytes', or path of the tokenizer
 
 
 Progress = Callable[[int, int], None]  # takes the bytes of input that are done, now and in all
@@ -128,15 +106,11 @@ Progress = Callable[[int, int], None]  # takes the bytes of input that are done,
 def prepare(task: Preparation, *, workers: int, progress: Progress = lambda done, total: None) -> Prepared:
     """Makes the files, or goes on making them; files of the same task that are complete are left as they are.
 
-    Args:
-      task: what to prepare.
-      workers: processes that encode.
-      progress: is called at the start with the bytes of input that earlier runs have done, and after each piece.
+    `progress` is called at the start, with the bytes of input that earlier runs have done, and after each piece.
 
     Raises:
       ConfigError: when options contradict each other or the files that are there.
-      DataError: when the input is missing or damaged, or the tokenizer is.
-      OSError: when a file cannot be read or written.
+      DataError, OSError: when the input or the tokenizer is missing or damaged, or a file cannot be read or written.
     """
     if task.train_tokens and task.tokenizer != "bytes":
         raise ConfigError(f"--train_tokenizer={task.train_tokens} and --tokenizer={task.tokenizer}: leave one out.")
@@ -317,7 +291,6 @@ def _require_separator(task: Preparation, tokenizer: Tokenizer) -> None:
 
 
 def _digest(tokenizer: str) -> str:
-    """A hash of a tokenizer's file; for bytes the word."""
     if tokenizer == "bytes":
         return tokenizer
     return hashlib.sha256(Path(os.path.expanduser(tokenizer)).read_bytes()).hexdigest()

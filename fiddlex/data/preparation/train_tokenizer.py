@@ -19,17 +19,8 @@ _MOST_BYTES = 2**30  # of the input; longer input is sampled by evenly spaced pi
 def train_tokenizer(pieces: Sequence[Piece], file: Path, *, num_tokens: int, json_key: str) -> int:
     """Trains a tokenizer and writes it to `file`, atomically.
 
-    Args:
-      pieces: the input; of more than 1 GiB a part is taken.
-      file: path of the JSON file to write.
-      num_tokens: tokens of the vocabulary: `<|endoftext|>`, the 256 bytes, and the most frequent merges.
-      json_key: key or column of the text.
-
     Returns:
       The number of tokens; less than `num_tokens` where the text has no more merges.
-
-    Raises:
-      DataError: when the input cannot be read or is empty.
     """
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -49,7 +40,6 @@ def train_tokenizer(pieces: Sequence[Piece], file: Path, *, num_tokens: int, jso
 
 
 def check_size(num_tokens: int) -> None:
-    """Raises ConfigError when a vocabulary of this size cannot be trained."""
     if not LEAST_TOKENS <= num_tokens <= MOST_TOKENS:
         raise ConfigError(
             f"--train_tokenizer={num_tokens} must be from {LEAST_TOKENS} (256 bytes and {END_OF_TEXT}) to "

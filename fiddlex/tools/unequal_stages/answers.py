@@ -30,21 +30,13 @@ FASTER = 0.99  # share of a batch's seconds that a larger microbatch must reach,
 
 
 class Answer(NamedTuple):
-    """A partitioner's answer.
-
-    Attributes:
-      name: name of the partitioner.
-      pipeline: the pipeline, with seconds and bytes of its stages by Piper's formulas.
-      seconds: seconds between two microbatches by the partitioner's own formulas.
-      num_microbatches: number of microbatches in a batch.
-      examples: examples of a microbatch; 0: unknown, those of a profile.
-    """
+    """A partitioner's answer."""
 
     name: str
-    pipeline: UnequalPipeline
-    seconds: float
-    num_microbatches: int
-    examples: int
+    pipeline: UnequalPipeline  # the pipeline, with seconds and bytes of its stages by Piper's formulas
+    seconds: float  # seconds between two microbatches by the partitioner's own formulas
+    num_microbatches: int  # microbatches of a batch
+    examples: int  # examples of a microbatch; 0: unknown, those of a profile
 
     @property
     def batch_s(self) -> float:
@@ -59,36 +51,22 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """All answers to one question.
+    """All answers to one question."""
 
-    Attributes:
-      title: the question in one line.
-      topology: the cluster.
-      num_devices: number of devices.
-      memory_bytes: bytes that a stage may take on each device.
-      unequal: the partitioners' answers.
-      uniform: the planner's best layouts; None: a profile has none.
-      shortage: why Piper has no answer; empty when it has one.
-      operations: of a profile, the names of each layer's operations.
-    """
-
-    title: str
+    title: str  # the question in one line
     topology: Topology
     num_devices: int
-    memory_bytes: int
-    unequal: tuple[Answer, ...]
-    uniform: tuple[Plan, ...] | None = None
-    shortage: str = ""
-    operations: tuple[tuple[str, ...], ...] = ()
+    memory_bytes: int  # bytes that a stage may take on each device
+    unequal: tuple[Answer, ...]  # the partitioners' answers
+    uniform: tuple[Plan, ...] | None = None  # the planner's best layouts; None: a profile has none
+    shortage: str = ""  # why Piper has no answer; empty when it has one
+    operations: tuple[tuple[str, ...], ...] = ()  # of a profile, the names of each layer's operations
 
 
 def cluster_levels(topology: Topology, num_devices: int) -> list[Level]:
     """PipeDream's levels of a cluster, one for each link that its devices use.
 
     All devices of a group send at once, so that a group has the bandwidth of its devices together.
-
-    Raises:
-      ConfigError: when the devices are not whole groups of each level, or no link joins them all.
     """
     outermost = topology.link_between(0, num_devices - 1)
     levels, inside = list[Level](), 1
@@ -110,14 +88,7 @@ def answers_for_model(problem: Problem, *, keep: int) -> Answers:
 
     The batch is that of a full pipeline, or with filling and draining if all semantics of the problem flush. The sizes
     are powers of two that divide the batch, up to `MOST_EXAMPLES`; a larger one must make the batch 1% faster.
-    PipeDream's answer has the size of Piper's.
-
-    Args:
-      problem: the planner's problem.
-      keep: number of uniform layouts.
-
-    Raises:
-      ConfigError: when `cluster_levels` or `search` raises it.
+    PipeDream's answer has the size of Piper's. `keep` is the number of uniform layouts.
     """
     levels = cluster_levels(problem.topology, problem.num_devices)
     uniform, flushes = tuple(search(problem, keep=keep).plans), set(problem.semantics) == {"sync"}
@@ -142,7 +113,6 @@ def answers_for_model(problem: Problem, *, keep: int) -> Answers:
 
 
 def _seconds(answer: Answer, *, flushes: bool) -> float:
-    """Seconds of a batch, with filling and draining if it flushes."""
     return answer.flushed_s if flushes else answer.batch_s
 
 
@@ -160,16 +130,6 @@ def answers_for_profile(
 
     A profile does not say what tensor ranks or recomputation would take, so that stages have neither. A device keeps
     the weights and a sum of gradients, as large as they are.
-
-    Args:
-      layers: the profile's layers.
-      topology: the cluster.
-      num_devices: number of devices.
-      memory_bytes: bytes that a stage may take on each device.
-      num_microbatches: number of microbatches in a batch, over which the sum of gradients is spread.
-
-    Raises:
-      ConfigError: when `cluster_levels` raises it.
     """
     chain = Chain(
         tuple(

@@ -14,46 +14,31 @@ from fiddlex.errors import ConfigError
 
 
 class Choice(NamedTuple):
-    """One way to run a layer on one of its tensor ranks.
+    """One way to run a layer on one of its tensor ranks."""
 
-    Attributes:
-      seconds: seconds of a microbatch's forward and backward pass, with what it recomputes and exchanges in the layer.
-      stash_bytes: bytes that the layer keeps of each microbatch between the two passes.
-      recompute: what the backward pass recomputes, as in `PipelineConfig.recompute`; empty: there is nothing to choose.
-    """
-
+    # seconds of a microbatch's forward and backward pass, with what it recomputes and exchanges in the layer
     seconds: float
-    stash_bytes: float
+    stash_bytes: float  # bytes that the layer keeps of each microbatch between the two passes
+    # what the backward pass recomputes, as in `PipelineConfig.recompute`; empty: there is nothing to choose
     recompute: str = ""
 
 
 class ShardedLayer(NamedTuple):
-    """A layer on a number of tensor ranks; all bytes are those of one rank.
+    """A layer on a number of tensor ranks; all bytes are those of one rank."""
 
-    Attributes:
-      choices: the ways to run the layer, at least one.
-      output_bytes: bytes that the rank sends to the next stage for a microbatch, where the next layer is in that stage.
-      weight_bytes: bytes of the gradients that replicas sum.
-      kept_bytes: bytes of weights, gradients and the like that each replica keeps.
-      divided_bytes: bytes that the replicas of a stage divide among each other, as ZeRO-1 does with optimizer state.
-    """
-
-    choices: tuple[Choice, ...]
-    output_bytes: float
-    weight_bytes: float
-    kept_bytes: float
+    choices: tuple[Choice, ...]  # the ways to run the layer, at least one
+    output_bytes: float  # bytes that go to the next stage for a microbatch, where the next layer is in that stage
+    weight_bytes: float  # bytes of the gradients that replicas sum
+    kept_bytes: float  # bytes of weights, gradients and the like that each replica keeps
+    # bytes that the replicas of a stage divide among each other, as ZeRO-1 does with optimizer state
     divided_bytes: float = 0.0
 
 
 class Chain(NamedTuple):
-    """A model's layers in order on a number of tensor ranks.
-
-    Attributes:
-      layers: the layers.
-      working_bytes: bytes that the passes through a layer hold while they run, on each device, whatever its layers.
-    """
+    """A model's layers in order on a number of tensor ranks."""
 
     layers: tuple[ShardedLayer, ...]
+    # bytes that the passes through a layer hold while they run, on each device, whatever its layers
     working_bytes: float = 0.0
 
 
@@ -68,37 +53,20 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StageProblem:
-    """A model and a cluster.
+    """A model and a cluster."""
 
-    Attributes:
-      chains: the model's layers for each tensor size that a stage may have; all have equally many layers.
-      num_devices: number of devices, of which a pipeline may leave some unused.
-      memory_bytes: bytes that a stage may take on each device.
-      bandwidth: bytes/s of each device to devices outside its stage's tensor ranks.
-      num_microbatches: number of microbatches in a batch, over which the sum of gradients is spread.
-    """
-
-    chains: Mapping[int, Chain]
-    num_devices: int
-    memory_bytes: float
-    bandwidth: float
-    num_microbatches: int
+    chains: Mapping[int, Chain]  # the model's layers for each tensor size that a stage may have; all have equally many
+    num_devices: int  # a pipeline may leave some unused
+    memory_bytes: float  # bytes that a stage may take on each device
+    bandwidth: float  # bytes/s of each device to devices outside its stage's tensor ranks
+    num_microbatches: int  # microbatches of a batch, over which the sum of gradients is spread
 
     @property
     def num_layers(self) -> int:
-        """Number of layers."""
         return len(next(iter(self.chains.values())).layers)
 
     def validate(self) -> "StageProblem":
-        """Checks every figure.
-
-        Returns:
-          The problem itself, so that calls can be chained.
-
-        Raises:
-          ConfigError: when there are no layers, chains differ in length, a number is too small, or a figure is negative
-            or not finite.
-        """
+        """Checks every figure; returns the problem itself, so that calls can be chained."""
         lengths = {size: len(chain.layers) for size, chain in self.chains.items()}
         if len(set(lengths.values())) != 1 or 0 in lengths.values():
             raise ConfigError(f"numbers of layers by tensor size are {lengths}: there must be one number, at least 1.")

@@ -21,24 +21,18 @@ _ROUNDING = 1e-12  # sums of the same numbers in another order differ by less
 
 
 class Frontier(NamedTuple):
-    """Sums of choices, the fastest first: from one to the next, seconds rise and bytes fall.
-
-    Attributes:
-      seconds: sums of the seconds.
-      stash: sums of the bytes that are kept of each microbatch.
-      picked: for each sum, its place in the frontier without the last layer and the last layer's choice.
-    """
+    """Sums of choices, the fastest first: from one to the next, seconds rise and bytes fall."""
 
     seconds: np.ndarray
-    stash: np.ndarray
-    picked: np.ndarray
+    stash: np.ndarray  # bytes that are kept of each microbatch
+    picked: np.ndarray  # for each sum, its place in the frontier without the last layer, and the last layer's choice
 
 
 EMPTY = Frontier(np.zeros(1), np.zeros(1), np.zeros((1, 2), np.int64))
 
 
 def extended(frontier: Frontier, choices: Sequence[Choice]) -> Frontier:
-    """The frontier with one more layer."""
+    """The frontier with one more layer, which has these choices."""
     seconds = np.add.outer(frontier.seconds, [choice.seconds for choice in choices]).ravel()
     stash = np.add.outer(frontier.stash, [choice.stash_bytes for choice in choices]).ravel()
     order = np.lexsort((stash, seconds))
@@ -59,13 +53,7 @@ def _spread(stash: np.ndarray) -> np.ndarray:
 
 
 class Frontiers:
-    """The frontiers of all runs of layers of a chain; runs of layers with equal choices share one.
-
-    Attributes:
-      rows: the row of the tables for layers i to j, [i, j].
-      seconds: seconds of each sum, [row, point]; infinite after the last point.
-      stash: bytes of each sum, [row, point].
-    """
+    """The frontiers of all runs of layers of a chain; runs of layers with equal choices share one."""
 
     def __init__(self, layers: Sequence[ShardedLayer]):
         kinds: dict[tuple[Choice, ...], int] = {}
@@ -73,7 +61,7 @@ class Frontiers:
         names = [kinds.setdefault(layer.choices, len(kinds)) for layer in layers]
         found: dict[tuple[int, ...], int] = {}
         frontiers = list[Frontier]()
-        self.rows = np.zeros((len(layers), len(layers)), np.int64)
+        self.rows = np.zeros((len(layers), len(layers)), np.int64)  # the row of the tables for layers i to j, [i, j]
         for first in range(len(layers)):
             frontier = EMPTY
             for last in range(first, len(layers)):
@@ -84,20 +72,17 @@ class Frontiers:
                 self.rows[first, last] = found[key]
                 frontier = frontiers[found[key]]
         longest = 1 + max(len(each.seconds) for each in frontiers)
+        # seconds of each sum, [row, point]; infinite after the last point
         self.seconds = np.full((len(frontiers), longest), np.inf)
-        self.stash = np.zeros((len(frontiers), longest))
+        self.stash = np.zeros((len(frontiers), longest))  # bytes of each sum, [row, point]
         for row, each in enumerate(frontiers):
             self.seconds[row, : len(each.seconds)] = each.seconds
             self.stash[row, : len(each.stash)] = each.stash
 
     def fastest(self, first: int, last: int, *, in_flight: int, room: float) -> tuple[Choice, ...]:
-        """The choices of layers `first` to `last` that take least time.
+        """The choices of layers `first` to `last` that take least time, with `in_flight` stashes within `room` bytes.
 
-        Args:
-          first: number of the first layer.
-          last: number of the last layer.
-          in_flight: number of microbatches in the stash.
-          room: bytes that the stash may take; if no choices are within it, the result has the smallest stash.
+        If no choices are within it, the result has the smallest stash.
         """
         frontiers = list(
             itertools.accumulate((each.choices for each in self._run(first, last)), extended, initial=EMPTY)

@@ -26,23 +26,16 @@ class Decision:
 
     In the tables a row is a stage's layers, `_first[row]` to `_last[row]`, and a column is a number of replicas with a
     tensor size.
-
-    Args:
-      problem: a valid problem.
-      frontiers: the frontiers of the problem's chain for each tensor size.
-      costs: the other costs of the problem's stages.
-      sizes: the numbers of replicas and tensor sizes that stages may have.
-      memory_bytes: bytes that a stage may take on each device.
     """
 
     def __init__(
         self,
         problem: StageProblem,
-        frontiers: Mapping[int, Frontiers],
+        frontiers: Mapping[int, Frontiers],  # those of the problem's chain for each tensor size
         costs: StageCosts,
         *,
-        sizes: Sequence[tuple[int, int]],
-        memory_bytes: float,
+        sizes: Sequence[tuple[int, int]],  # numbers of replicas, with tensor sizes, that stages may have
+        memory_bytes: float,  # bytes that a stage may take on each device
     ):
         self._count, self._problem = problem.num_layers, problem
         self._first, self._last = np.triu_indices(self._count)
@@ -110,16 +103,13 @@ class Decision:
         return list(self._parts(total, within, entries)) if fewest[total] < _NONE else None
 
     def _options(self, first: int, within: np.ndarray, entries: "_Entries") -> tuple[np.ndarray, ...]:
-        """All stages that begin at layer `first`, each with each entry for the layers after it.
-
-        Returns:
-          The sum of replicas and the devices with the entry's, the stage's column and last layer, and the entry's sum.
-        """
+        """All stages that begin at layer `first`, each with each entry for the layers after it."""
         last, rest, devices = entries.after(first)
         bound = within[self._row[first, last]]  # [entry, column]
         total = rest[:, None] + self._replicas
         used = devices[:, None] + self._replicas * self._tensor
         entry, column = np.nonzero((total <= bound) & (used <= self._problem.num_devices))
+        # sum of replicas and devices, with the entry's; the stage's column and last layer; the entry's sum
         return total[entry, column], used[entry, column], column, last[entry], rest[entry]
 
     def _parts(self, total: int, within: np.ndarray, entries: "_Entries") -> Iterator[Part]:

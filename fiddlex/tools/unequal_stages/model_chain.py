@@ -31,15 +31,7 @@ def tensor_sizes(problem: Problem) -> list[int]:
 
 
 def model_problem(problem: Problem, examples: int) -> StageProblem:
-    """The planner's problem for Piper, with microbatches of `examples` examples.
-
-    Args:
-      problem: the planner's problem.
-      examples: examples of a microbatch; they divide the batch.
-
-    Raises:
-      ConfigError: when the topology has no peak for the model's dtype, or no link that joins all devices.
-    """
+    """The planner's problem for Piper, with microbatches of `examples` examples, which divide the batch."""
     config = dataclasses.replace(problem.config, pipeline=PipelineConfig())
     costs = CostModel(config, problem.topology, efficiency=problem.efficiency)
     return StageProblem(

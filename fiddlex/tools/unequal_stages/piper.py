@@ -40,31 +40,19 @@ _EQUAL = 1e-8  # relative difference below which two times count as equal; more 
 
 
 class Stage(NamedTuple):
-    """A stage of a pipeline.
+    """A stage of a pipeline."""
 
-    Attributes:
-      first: number of its first layer.
-      last: number of its last layer.
-      replicas: number of its replicas.
-      tensor: number of tensor ranks of each replica.
-      choices: what each of its layers recomputes, with its seconds and bytes.
-      seconds: seconds between two microbatches.
-      in_flight: number of microbatches that each replica keeps.
-      memory_bytes: bytes on each device.
-    """
-
-    first: int
-    last: int
+    first: int  # number of its first layer
+    last: int  # number of its last layer
     replicas: int
-    tensor: int
-    choices: tuple[Choice, ...]
-    seconds: float
-    in_flight: int
-    memory_bytes: float
+    tensor: int  # number of tensor ranks of each replica
+    choices: tuple[Choice, ...]  # what each layer recomputes, with its seconds and bytes
+    seconds: float  # seconds between two microbatches
+    in_flight: int  # number of microbatches that each replica keeps
+    memory_bytes: float  # bytes on each device
 
     @property
     def num_devices(self) -> int:
-        """Number of devices of the stage."""
         return self.replicas * self.tensor
 
     @property
@@ -74,11 +62,7 @@ class Stage(NamedTuple):
 
 
 class UnequalPipeline(NamedTuple):
-    """A pipeline of stages.
-
-    Attributes:
-      stages: the stages in order.
-    """
+    """A pipeline of stages, in order."""
 
     stages: tuple[Stage, ...]
 
@@ -89,7 +73,6 @@ class UnequalPipeline(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        """Number of devices that the pipeline uses."""
         return sum(stage.num_devices for stage in self.stages)
 
     @property
@@ -108,11 +91,7 @@ class UnequalPipeline(NamedTuple):
 
 
 class Piper:
-    """A problem with the tables that all its searches share.
-
-    Raises:
-      ConfigError: when `StageProblem.validate` raises it.
-    """
+    """A problem with the tables that all its searches share."""
 
     def __init__(self, problem: StageProblem):
         self.problem = problem.validate()
@@ -126,13 +105,7 @@ class Piper:
         ]
 
     def fastest(self, *, below: float = math.inf) -> UnequalPipeline | None:
-        """The fastest pipeline.
-
-        Args:
-          below: seconds between two microbatches that are of no interest, nor is more.
-
-        Returns:
-          The pipeline; None: none takes less than `below`.
+        """The fastest pipeline; None: none takes less than `below` seconds between two microbatches.
 
         Raises:
           DeviceError: when no pipeline is within the memory; the message gives the least that one needs.
@@ -145,11 +118,7 @@ class Piper:
     def fastest_equal(self, *, below: float = math.inf) -> UnequalPipeline | None:
         """The fastest pipeline whose stages have equally many replicas of one tensor size, and may differ in layers.
 
-        Args:
-          below: seconds between two microbatches that are of no interest, nor is more.
-
-        Returns:
-          The pipeline; None: none within the memory takes less than `below`.
+        It is None if none within the memory takes less than `below` seconds between two microbatches.
         """
         best: UnequalPipeline | None = None
         for size in self._sizes:
@@ -172,10 +141,7 @@ class Piper:
         return math.ceil(most)
 
     def pipeline_of(self, parts: Sequence[Part]) -> UnequalPipeline:
-        """The pipeline of given parts, each with the fastest choices within the memory.
-
-        A part that does not fit has the choices that need least.
-        """
+        """The pipeline of given parts, each with the fastest choices within the memory, else those that need least."""
         stages, later = list[Stage](), 0
         for part in reversed(parts):
             later += part.replicas

@@ -32,58 +32,28 @@ _FORM = f"NAME -- OPERATION -- {', '.join(f'{field}=NUMBER' for field in _FIELDS
 
 
 class Operation(NamedTuple):
-    """An operation of a profile.
-
-    Attributes:
-      name: name of its node.
-      text: what it is, for people.
-      forward: seconds of its forward pass.
-      backward: seconds of its backward pass.
-      activation_bytes: bytes of its result.
-      parameter_bytes: bytes of its weights.
-    """
+    """An operation of a profile."""
 
     name: str
-    text: str
-    forward: float
-    backward: float
-    activation_bytes: float
+    text: str  # what it is, for people
+    forward: float  # seconds of its forward pass
+    backward: float  # seconds of its backward pass
+    activation_bytes: float  # bytes of its result
     parameter_bytes: float
 
 
 class ProfiledLayer(NamedTuple):
-    """A run of operations in the chain.
-
-    Attributes:
-      names: names of the operations.
-      seconds: seconds of their forward and backward passes.
-      activation_bytes: bytes of their results, which wait for the backward pass.
-      sent_bytes: bytes that go to the next stage if the chain is cut behind the run.
-      weight_bytes: bytes of their weights.
-    """
+    """A run of operations in the chain."""
 
     names: tuple[str, ...]
-    seconds: float
-    activation_bytes: float
-    sent_bytes: float
-    weight_bytes: float
+    seconds: float  # seconds of their forward and backward passes
+    activation_bytes: float  # bytes of their results, which wait for the backward pass
+    sent_bytes: float  # bytes that go to the next stage if the chain is cut behind the run
+    weight_bytes: float  # bytes of their weights
 
 
 def read_profile(path: str) -> tuple[ProfiledLayer, ...]:
-    """The chain of layers of a profile.
-
-    Args:
-      path: the file.
-
-    Returns:
-      The layers, at most `MOST_LAYERS`. Of longer chains the two neighbours that take least time together become one,
-      again and again.
-
-    Raises:
-      ConfigError: when the file cannot be read, has no operation that takes time, has a line that is no operation and
-        no edge, repeats a node or misses one, has a cycle or a node without edges beside others, or has a number that
-        is negative or too large.
-    """
+    """The chain of layers of a profile, at most `MOST_LAYERS` (`_merged`)."""
     try:
         text = read_small(path)
     except OSError as error:
@@ -111,15 +81,7 @@ Edges = dict[str, list[str]]
 
 
 def parse_profile(text: str, path: str) -> tuple[dict[str, Operation], Edges]:
-    """The operations of a profile by name, and the names of the nodes that read each one's result.
-
-    Args:
-      text: content of the file.
-      path: name of the file, for messages.
-
-    Raises:
-      ConfigError: as `read_profile`, except for cycles.
-    """
+    """The operations of a profile by name, and the names of the nodes that read each one's result."""
     operations, edges, read_at = dict[str, Operation](), dict[str, list[str]](), list[tuple[int, str, str]]()
     for number, line in enumerate(text.splitlines(), 1):
         place = f"--profile_graph={path}, line {number}"

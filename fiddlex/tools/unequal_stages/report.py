@@ -40,7 +40,6 @@ _HEADINGS = (
 
 
 def as_text(answers: Answers) -> str:
-    """The answers as a table, with what its columns mean."""
     rows = [_HEADINGS, *map(_row, answers.unequal), *map(_uniform_row, answers.uniform or ())]
     lines = [f"{answers.title}\n\n{table(rows)}\n"]
     over = [each.name for each in answers.unequal if round(each.pipeline.memory_bytes) > answers.memory_bytes]
@@ -117,7 +116,6 @@ def _recomputed(stages: Sequence[Stage]) -> str:
 
 
 def as_json(answers: Answers) -> dict[str, Any]:
-    """The answers as one JSON object."""
     return {
         "topology": answers.topology.name,
         "num_devices": answers.num_devices,

@@ -8,11 +8,7 @@ from fiddlex.tools.unequal_stages.chain import StageProblem
 
 
 class StageCosts:
-    """The costs of all stages of a problem, of layers i to j in [i, j]; entries with j < i mean nothing.
-
-    Args:
-      problem: a valid problem.
-    """
+    """The costs of all stages of a problem, of layers i to j in [i, j]; entries with j < i mean nothing."""
 
     def __init__(self, problem: StageProblem):
         self._problem = problem

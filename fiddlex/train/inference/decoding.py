@@ -1,12 +1,10 @@
-"""Incremental decoding: the compiled passes in which a model reads prompts, and then one new token of each text.
+"""Incremental decoding: compiled passes that read prompts, and then one new token of each text.
 
 Every pass returns the logits of the next token. The devices keep the keys and values of all earlier tokens
-(`fiddlex.models.cache`), sharded as the activations are: over `data` by text, over `pipe` by layer and over `tensor` by
-head. So a new token costs the work of one position, however long its text is, plus attention. All texts pass through
-the pipeline as one microbatch, since a pass over few tokens takes the time of reading the weights, which more
-microbatches would read again.
-
-Texts lie right-aligned in the slots of the cache; what precedes a shorter text is padding, which no token sees.
+(`fiddlex.models.cache`), so a new token costs the work of one position, plus attention. All texts pass through the
+pipeline as one microbatch: a pass over few tokens takes the time of reading the weights, which more microbatches would
+read again. Texts lie right-aligned in the slots of the cache; what precedes a shorter text is padding, which no token
+sees.
 """
 
 import functools
@@ -44,11 +42,7 @@ SLOTS_AT_ONCE = 64  # slots are allotted in multiples, so that few programs serv
 
 
 def make_decoding(program: Program) -> "Decoding":
-    """The passes of a program's model.
-
-    Raises:
-      ConfigError: when the model does not predict the next token.
-    """
+    """The passes of a program's model; raises ConfigError when the model does not predict the next token."""
     if not isinstance(program.model, Decoder):
         raise ConfigError(
             f"model.objective={program.config.model.task} cannot go on with a text: it predicts no next token. Sample "
@@ -58,34 +52,18 @@ def make_decoding(program: Program) -> "Decoding":
 
 
 class DecodingState(NamedTuple):
-    """What a pass over new tokens needs of the tokens before.
+    """What a pass over new tokens needs of the tokens before."""
 
-    Attributes:
-      cache: keys and values in the compute dtype, [row, text, slot, head, head size] each, sharded as `CACHE`.
-      starts_B: int32 [text], the slot of each text's first token.
-      slot: int32 scalar, the slot of the next token of all texts.
-    """
-
-    cache: list[jax.Array]
-    starts_B: jax.Array
-    slot: jax.Array
+    cache: list[jax.Array]  # keys and values in the compute dtype, each with the axes and the sharding of `CACHE`
+    starts_B: jax.Array  # int32 [text], the slot of each text's first token
+    slot: jax.Array  # int32 scalar, the slot of the next token of all texts
 
 
 class Decoding:
-    """The passes of a model on a mesh; jax compiles one for each number of texts, padded length and number of slots.
-
-    Args:
-      model: the model.
-      config: the run's config.
-      mesh: the mesh.
-      layout: the sharding of the weights, and the stage of each layer.
-
-    Attributes:
-      seq_len: the largest number of tokens that the model sees of a text, `model.seq_len`.
-    """
+    """The passes of a model on a mesh; jax compiles one for each number of texts, padded length and number of slots."""
 
     def __init__(self, model: Decoder, config: Config, *, mesh: Mesh, layout: WeightLayout):
-        self.seq_len = config.model.seq_len
+        self.seq_len = config.model.seq_len  # the most tokens of a text that the model sees
         self._config, self._mesh, self._layout = config, mesh, layout
         self._dtype = jnp.dtype(config.model.dtype)
         attention = model.network.attention
@@ -121,10 +99,8 @@ class Decoding:
     ) -> tuple[DecodingState, jax.Array]:
         """Reads texts from their first tokens on.
 
-        Args:
-          weights: the compute weights (`weights`).
-          texts: the tokens of each text, of each at least one and at most `seq_len`; `num_rows` texts.
-          num_new: the number of tokens for which `step` will be called afterwards.
+        `texts` are `num_rows` texts of 1 to `seq_len` tokens, `num_new` is the number of later calls of `step`, and
+        `weights` are what the method of this name returns.
 
         Returns:
           The state after the texts, and the logits of their next tokens, float32 [text, padded vocabulary], sharded as
@@ -141,16 +117,7 @@ class Decoding:
 
     @fixed_settings()
     def step(self, weights: Weights, state: DecodingState, tokens_B: jax.Array) -> tuple[DecodingState, jax.Array]:
-        """Reads one more token of each text; takes `state` away.
-
-        Args:
-          weights: the compute weights.
-          state: the state after the earlier tokens.
-          tokens_B: int32 [text], the new tokens.
-
-        Returns:
-          The state and the logits after them, as `prefill` returns them.
-        """
+        """Reads one more token of each text, int32 [text]; returns what `prefill` returns, and donates `state`."""
         found: tuple[DecodingState, jax.Array] = self._step(weights, state, tokens_B)
         return found
 

@@ -16,28 +16,19 @@ from fiddlex.train.record import Record
 def summarise(scores_EP3: np.ndarray, parts: Sequence[str], task: str, dataset: Dataset) -> Record:
     """The numbers of an evaluation; all losses are in nats.
 
-    Args:
-      scores_EP3: float64, the sums that `Model.scores` returns for every example and part of the loss.
-      parts: the names of the loss's parts, `Model.parts`.
-      task: the task that the model is trained for, `ModelConfig.task`.
-      dataset: the dataset whose held-out examples were scored.
+    `scores_EP3` are float64, the sums that `Model.scores` returns for every example and each of `Model.parts`. Raises
+    DataError when nothing was scored for a part of the loss.
 
     Returns:
-      `eval_loss`, the sum of the means of all parts; where there are two parts, also `eval_masked_loss` and
-      `eval_pair_loss`.
-
+      `eval_loss`, the sum of the means of all parts; where there are two, also `eval_masked_loss` and `eval_pair_loss`.
       For tokens: `eval_tokens`, the number of tokens scored; `eval_perplexity`; and `eval_accuracy` (lm) or
       `eval_masked_accuracy`, the share of tokens that the model ranks first. For lm where the text is known: also
       `eval_loss_per_byte` and `eval_perplexity_per_byte`.
 
       For labels: `eval_examples`, the number of examples scored; and `eval_accuracy` (for sentence pairs
-      `eval_pair_accuracy`) with the ends of its 95% interval, `…_low` and `…_high`.
-
-      For continuations: the numbers that `score_continuations` returns, with `eval_` before their names, except that
-      `eval_loss`, `eval_loss_per_byte` and `eval_perplexity_per_byte` take the place of the log-likelihoods.
-
-    Raises:
-      DataError: when nothing was scored for a part of the loss.
+      `eval_pair_accuracy`) with the ends of its 95% interval, `…_low` and `…_high`. For continuations: the numbers that
+      `score_continuations` returns, with `eval_` before their names, except that `eval_loss`, `eval_loss_per_byte` and
+      `eval_perplexity_per_byte` take the place of the log-likelihoods.
     """
     if isinstance(dataset.heldout, ContinuationExamples):
         return _continuations(scores_EP3[:, 0], dataset.heldout)

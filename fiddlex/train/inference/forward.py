@@ -26,10 +26,9 @@ ScoreFunction = Callable[[Weights, Batch], jax.Array]
 def make_eval_step(
     model: Model, config: Config, *, head: HeadFunction, mesh: Mesh, layout: WeightLayout
 ) -> ScoreFunction:
-    """Compiles `(master weights, batch) -> values` for a global batch, without dropout.
+    """Compiles `(master weights, global batch) -> values [example, …]`, without dropout.
 
-    `head` is a method of the model such as `Model.scores`. It returns values [example, …] for a microbatch; the
-    compiled function returns values [example, …] for the whole batch.
+    `head`, a method of the model such as `Model.scores`, returns the values of a microbatch's examples.
     """
     streams, placement = config.pipeline.streams, layout.placement
     schedule = forward_schedule(placement.stage_ranks, config.pipeline.num_microbatches, chunk_major=streams)

@@ -26,32 +26,19 @@ STOP, DOCUMENT, LENGTH = "stop", "document", "length"
 
 
 class Piece(NamedTuple):
-    """What one more token adds to a text.
+    """What one more token adds to a text."""
 
-    Attributes:
-      text: whole characters; empty where they wait for more tokens, and after the end.
-      end: why the text ended with this piece or before: "stop" at a stop string, "document" at the end of the document,
-        "length" when all tokens were drawn; empty while it goes on.
-    """
-
-    text: str
-    end: str = ""
+    text: str  # whole characters; empty where they wait for more tokens, and after the end
+    end: str = ""  # as in `Completion`; empty while the text goes on
 
 
 class Completion(NamedTuple):
-    """A text that was continued.
-
-    Attributes:
-      prompt: the text that it continues.
-      text: the continuation, without the prompt.
-      end: why it ended, see `Piece`.
-      num_tokens: the number of tokens drawn.
-    """
+    """A text that was continued."""
 
     prompt: str
-    text: str
-    end: str
-    num_tokens: int
+    text: str  # the continuation, without the prompt
+    end: str  # "stop": at a stop string; "document": at the end of the document; "length": when all tokens were drawn
+    num_tokens: int  # that were drawn
 
 
 def generate(
@@ -65,22 +52,10 @@ def generate(
     first_row: int = 0,
     cached: bool = True,
 ) -> Iterator[np.ndarray]:
-    """Draws tokens one after another for several texts.
+    """Yields the next token of each text, int32 [texts], `num_tokens` times.
 
-    Args:
-      decoding: the compiled passes of the model.
-      weights: the compute weights, `decoding.weights`.
-      prompts: the tokens to continue, of each text at least one and at most `decoding.seq_len`.
-      num_tokens: how many to draw for each text.
-      vocab_size: number of tokens that the tokenizer knows; only these may be drawn.
-      config: how to draw each token.
-      first_row: the number of the first text, for `sample`; texts that are drawn in several batches count on, so that
-        no two of them share draws.
-      cached: whether to keep keys and values; without them every token takes a pass over its whole text, as a
-        comparison.
-
-    Yields:
-      The next token of each text, int32 [texts].
+    Each of `prompts` has 1 to `decoding.seq_len` tokens, and `weights` are `decoding.weights`. Only tokens below
+    `vocab_size` are drawn. For `first_row` and `cached`, see `TextGenerator.stream`.
 
     Raises:
       NonFiniteError: when the logits are not finite.
@@ -155,15 +130,16 @@ class TextGenerator:
 
         Args:
           prompts: the texts to continue, at least one; an empty one starts a document.
-          num_tokens: how many tokens to draw for each text at most.
+          num_tokens: the most tokens to draw for each text.
           sampling: how to draw; None: the defaults of `SamplingConfig`.
-          stop: strings at which a text ends. They are not a part of it.
-          first_row: see `generate`.
-          cached: see `generate`.
+          stop: strings at which a text ends, and which are not a part of it.
+          first_row: number of the first text; count on from batch to batch, so that no two texts share draws.
+          cached: whether to keep keys and values; without them, every token takes a pass over its text, as a
+            comparison.
 
         Raises:
-          ConfigError: at once, when a value is out of range, a prompt is longer than the window, or the tokenizer
-            cannot make a stop string.
+          ConfigError: at once, at a value out of range, a prompt longer than the window, or a stop string that the
+            tokenizer cannot make.
         """
         sampling = sampling or SamplingConfig()
         starts = self.check(prompts, num_tokens, sampling, stop)
@@ -229,18 +205,12 @@ def collect(prompts: Sequence[str], stream: Iterator[list[Piece]]) -> list[Compl
 
 
 class Speed:
-    """Counts tokens and time while it passes on what `TextGenerator.stream` yields.
-
-    Attributes:
-      num_tokens: tokens drawn, over all texts.
-      num_rest: of them, those after the first of each text.
-      first_s: seconds until the first token of each text, with reading the prompts and compiling.
-      rest_s: seconds for all further tokens.
-    """
+    """Counts tokens and time while it passes on what `TextGenerator.stream` yields."""
 
     def __init__(self, stream: Iterator[list[Piece]]):
         self._stream = stream
-        self.num_tokens = self.num_rest = 0
+        self.num_tokens = self.num_rest = 0  # drawn, over all texts; of them, those after the first of each text
+        # Until the first token of each text, with reading the prompts and compiling; and for all further tokens.
         self.first_s = self.rest_s = 0.0
 
     def __iter__(self) -> Iterator[list[Piece]]:

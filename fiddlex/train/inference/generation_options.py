@@ -15,9 +15,6 @@ def generation_options(options: Mapping[str, Any], *, seed: int) -> tuple[list[s
     """The stop strings, the most tokens, and the sampling that a request's options ask for.
 
     Without `temperature`, and with `do_sample: false`, the likeliest token is always taken, as in the harness' `hf`.
-
-    Raises:
-      ConfigError: at an option that fiddlex does not know, or a value out of range.
     """
     known = ("until", *_LENGTHS, *_SAMPLING)
     if unknown := [name for name in options if name not in known]:

@@ -12,17 +12,12 @@ Answerable = ClassificationExamples | MultipleChoiceExamples
 
 
 def predicted_labels(examples: Answerable, log_probabilities_EC: np.ndarray) -> list[Record]:
-    """A model's guesses for the held-out examples of a classification or multiple-choice task.
+    """A model's guesses for held-out examples: all, or the first ones if `log_probabilities_EC` has only these.
 
-    Args:
-      examples: the held-out examples.
-      log_probabilities_EC: floats, log-probabilities of the answers for all examples, or for the first ones.
-
-    Returns:
-      For each example: `line`, the number of its line in the file, counted from 1; `label`, the right answer; `guess`,
-      the likeliest answer; `right`, whether they are equal; and `probabilities`. In classification, answers are class
-      names and `probabilities` maps each name to its probability. In multiple choice, answers are numbers from 0 and
-      `probabilities` is a list in their order.
+    A record has `line`, the number of the example's line in the file, counted from 1; `label`, the right answer;
+    `guess`, the likeliest answer; `right`, whether they are equal; and `probabilities`. In classification, answers are
+    class names and `probabilities` maps each name to its probability. In multiple choice, answers are numbers from 0
+    and `probabilities` is a list in their order.
     """
     records = []
     for line, label, logs_C in zip(examples.lines, examples.labels.tolist(), log_probabilities_EC, strict=False):
@@ -37,17 +32,12 @@ def predicted_labels(examples: Answerable, log_probabilities_EC: np.ndarray) -> 
 
 
 def predicted_continuations(examples: ContinuationExamples, scores_E3: np.ndarray) -> list[Record]:
-    """A model's log-likelihoods of the held-out continuations.
+    """A model's log-likelihoods of held-out continuations, from the sums that `Model.scores` returns.
 
-    Args:
-      examples: the held-out examples.
-      scores_E3: floats, the sums that `Model.scores` returns for all examples, or for the first ones. The records leave
-        out lines whose examples are not all scored.
-
-    Returns:
-      For each line: `line`, its number in the file, counted from 1; `log_likelihoods`, in nats, summed over tokens, one
-      for each of its choices or one for its continuation; with choices, `label` and `guess`, numbers from 0; and
-      `right`, as `score_continuations` defines it.
+    `scores_E3` are those of all examples or of the first ones; lines whose examples are not all scored are left out. A
+    record has `line`, its number in the file, counted from 1; `log_likelihoods` in nats, summed over tokens, one for
+    each choice or one for the continuation; with choices, `label` and `guess`, numbers from 0; and `right`, as
+    `score_continuations` defines it.
     """
     rows, nats = examples.rows, -scores_E3[:, 0]
     bounds = itertools.pairwise(rows.first[rows.first <= len(nats)].tolist())

@@ -13,20 +13,13 @@ from fiddlex.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """How the next token is drawn.
+    """How the next token is drawn."""
 
-    Attributes:
-      temperature: divides the logits; 0 always takes the likeliest token.
-      top_k: only the k likeliest tokens may be drawn; 0 allows all tokens.
-      top_p: only the likeliest tokens that together reach this probability may be drawn, at least one; 1 allows all
-        tokens.
-      seed: random seed of the draws, at least 0.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
+    temperature: float = 1.0  # divides the logits; 0 always takes the likeliest token
+    top_k: int = 0  # only the k likeliest tokens may be drawn; 0 allows all tokens
+    # only the likeliest tokens that together reach this probability may be drawn, at least one; 1 allows all tokens
     top_p: float = 1.0
-    seed: int = 0
+    seed: int = 0  # random seed of the draws, at least 0
 
     def validate(self) -> None:
         """Raises ConfigError when a value is out of its range."""
@@ -44,19 +37,11 @@ class SamplingConfig:
 def sample(
     logits_BV: jax.Array, number: int, config: SamplingConfig, *, vocab_size: int, first_row: int = 0
 ) -> jax.Array:
-    """Draws one token for each row; applies temperature, then top-k, then top-p (see `SamplingConfig`).
+    """Draws one token for each row, int32 [B]: applies temperature, then top-k, then top-p (see `SamplingConfig`).
 
-    A row's draw depends on its logits, its number, `number` and the seed, not on the other rows.
-
-    Args:
-      logits_BV: float32, the logits of each row.
-      number: which draw of the text this is, counted from 0.
-      config: how to draw.
-      vocab_size: only tokens below it may be drawn.
-      first_row: the number of the first row; the others count on from there.
-
-    Returns:
-      int32 [B]; -1 where logits are not finite.
+    A row's draw depends on its float32 logits, its number, counted from `first_row`, the seed and `number`, which
+    counts the draws of a text from 0; it does not depend on the other rows. Only tokens below `vocab_size` are drawn.
+    Where logits are not finite, the token is -1.
     """
     if config.temperature == 0 or config.top_k == 1:
         return _likeliest(logits_BV, vocab_size=vocab_size)
@@ -96,10 +81,7 @@ def _draw(
 
 
 def _allowed(logits_BV: jax.Array, top_k: int, top_p: float) -> jax.Array:
-    """Which tokens may be drawn, bool [B, V].
-
-    Tokens keep their places, so that the random number of a token does not depend on how others are ranked.
-    """
+    """Which tokens may be drawn, bool [B, V]. They keep their places, so no ranking changes a token's random number."""
     order_BV = jnp.argsort(logits_BV, axis=-1, descending=True)
     sorted_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1)
     ranks_V = jnp.arange(logits_BV.shape[-1])

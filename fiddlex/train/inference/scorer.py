@@ -26,7 +26,6 @@ from fiddlex.train.step.program import Program
 
 
 def always() -> bool:
-    """Returns True: an evaluation goes on to its end."""
     return True
 
 
@@ -35,13 +34,7 @@ class LeftError(Exception):
 
 
 class Scorer:
-    """Scores examples with the compiled forward pass of a program; `weights` is always a program's master weights.
-
-    Args:
-      program: the model, its mesh and its layout.
-      dataset: the data whose held-out part is scored.
-      feed: the batches of that data.
-    """
+    """Scores examples with the compiled forward pass of a program; `weights` is always a program's master weights."""
 
     def __init__(self, program: Program, dataset: Dataset, feed: Feed):
         self._program, self._dataset, self._feed = program, dataset, feed
@@ -101,11 +94,7 @@ def _values(
     number: int,
     goes_on: Callable[[], bool] = always,
 ) -> np.ndarray:
-    """The values that `step` returns for the examples of `batches`, `number` of them, float64 [example, …].
-
-    Raises:
-      LeftError: when `goes_on` returns False before a batch.
-    """
+    """What `step` returns for `batches`, `number` of them, float64 [example, …]; LeftError if `goes_on` is False."""
     values: list[np.ndarray] = []
     with phase("Evaluating", total=number, unit="batches") as evaluating:
         batch: tuple[DeviceBatch, int] | None = next(batches)

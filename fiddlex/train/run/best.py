@@ -2,9 +2,9 @@
 
 Invariant: `best.json` is the evaluation of the weights in `best/`, and no later evaluation was better. When a run
 resumes after a kill or goes back from a bad step, it sets aside best weights of steps that it trains again, and keeps
-those of earlier steps. Weights that may be to blame for a bad step are always among the former, since the run goes back
-to a checkpoint before them. Nothing is lost: a batch that is left out comes after the evaluated step, so the run makes
-the same weights again.
+those of earlier steps. Weights that may be to blame for a bad step are among the former, since the run goes back to a
+checkpoint before them. Nothing is lost: a batch that is left out comes after the evaluated step, so the run makes the
+same weights again.
 """
 
 import json
@@ -33,18 +33,13 @@ DIRECTORY, RECORD = "best", "best.json"
 class Best:
     """The best weights of one run. A context manager: leaving it waits for the background writer.
 
-    Args:
-      workdir: the run's directory.
-      config: the run's config.
-      resumed_step: the step that training continues from; best weights of later steps are set aside.
-
-    Attributes:
-      evaluation: the evaluation record of the best weights; None before there are any.
+    Best weights of steps after `resumed_step` are set aside.
     """
 
     def __init__(self, workdir: Path, config: Config, *, resumed_step: int):
         self._path, self._task = workdir / RECORD, config.model.task
         self._checkpoints = Checkpoints(workdir, keep_last=1, name=DIRECTORY, waits=True)
+        # The evaluation of the best weights; None before there are any.
         self.evaluation = processes.told_by_first("best of the run", lambda: read_best(workdir, self._task))
         if self.evaluation and self.evaluation["step"] > resumed_step:
             self.evaluation = None
@@ -61,15 +56,7 @@ class Best:
         self._checkpoints.close()
 
     def offer(self, evaluation: Record, save: Callable[[Checkpoints], None]) -> None:
-        """Saves the evaluated weights if their evaluation is the best so far.
-
-        Args:
-          evaluation: the evaluation record of the current weights.
-          save: saves the current weights as a checkpoint.
-
-        Raises:
-          CheckpointError: when the weights or their evaluation cannot be written.
-        """
+        """Saves the current weights, by calling `save`, if `evaluation`, which is theirs, is the best so far."""
         if self.evaluation and merit(evaluation, self._task) <= merit(self.evaluation, self._task):
             return
         save(self._checkpoints)
@@ -105,16 +92,7 @@ def read_best(workdir: Path, task: str) -> Record | None:
 
 
 def restore_result(workdir: Path, config: Config, program: Program) -> SavedState | None:
-    """The final weights of a run: its best if it saves them, otherwise its newest; None when it has none.
-
-    Args:
-      workdir: the run's directory.
-      config: the run's config.
-      program: the program in whose layout to return the weights.
-
-    Raises:
-      CheckpointError: when there are checkpoints but none can be read.
-    """
+    """A run's final weights in the program's layout: its best if it saves them, else its newest; None without any."""
     abstract, layers = program.abstract_state, program.layout.placement.layers
     wanted, padded_vocab = SavedState(abstract.step, abstract.weights), program.config.padded_vocab_size
     names = ["checkpoints"]

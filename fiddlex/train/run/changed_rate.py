@@ -9,13 +9,7 @@ _LEAST = 0.01  # relative difference that is told
 
 
 def changed_rate(saved: Config, config: Config, updates: int) -> str:
-    """How the learning rate jumps; empty where the next update has the rate that the former schedule gives it.
-
-    Args:
-      saved: the config with which the run was last started.
-      config: the config with which it goes on.
-      updates: number of updates so far.
-    """
+    """How the learning rate jumps after `updates` updates; empty where the next one has the rate that `saved` gives."""
     former, later = (learning_rate_schedule(each.optimizer, each.train.num_steps) for each in (saved, config))
     expected, rate = float(former(updates)), float(later(updates))
     if not updates or math.isclose(rate, expected, rel_tol=_LEAST):

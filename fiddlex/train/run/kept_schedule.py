@@ -60,10 +60,6 @@ def with_kept_schedule(config: Config, workdir: Path) -> Config:
 
     A source is gone if its file is not there, or no schedule is registered under its name. All processes do what the
     first one finds.
-
-    Args:
-      config: the config that the user gave.
-      workdir: the directory, in which there may be no run.
     """
     schedule = config.pipeline.schedule
 
@@ -85,11 +81,9 @@ def with_kept_schedule(config: Config, workdir: Path) -> Config:
 
 
 def keep_other_table(workdir: Path, table: str) -> None:
-    """Logs that a run's schedule has another table than before, and copies the earlier one to a file beside it.
-
-    A table that its name gives in every process is not kept: the log tells of changed fields anyway.
-    """
+    """Logs that the table of a run's schedule has changed, and copies the earlier table to a file beside it."""
     path = workdir / TABLE
+    # A table that its name gives in every process is not kept: the log tells of changed fields anyway.
     if not path.exists() or _saved(workdir).schedule in BUILT_IN:
         return
     earlier = path.read_text(encoding="utf-8", errors="replace")
@@ -106,7 +100,7 @@ def keep_other_table(workdir: Path, table: str) -> None:
 
 
 def _first_difference(earlier: list[str], later: list[str]) -> str:
-    """Where two tables differ first, in words; the tables are given as rows."""
+    """Where two tables, given as rows, differ first, in words."""
     if len(earlier) != len(later):
         return f"it has {counted(len(later), 'rank')}, and had {len(earlier)}"
     rows = zip(earlier, later, strict=True)
@@ -125,5 +119,4 @@ def _saved(workdir: Path) -> PipelineConfig:
 
 
 def _is_unknown(schedule: str) -> bool:
-    """Whether this process has no schedule of that name."""
     return source_of(schedule).kind is Kind.NAME and schedule not in (*GENERATORS, AUTO)

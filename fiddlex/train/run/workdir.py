@@ -1,12 +1,12 @@
 """The directory of a run: its files, and whether a config may continue the run in it.
 
-The directory holds `config.json` (resolved), `metrics.jsonl`, `goodput.jsonl`, `checkpoints/` and `tensorboard/`, and
-`stacks/` if a step took too long (`faults/watchdog.py`). A run that ends when it stops improving also has
-`best/` and `best.json` (`fiddlex.train.run.best`).
+The directory holds `config.json` (resolved), `metrics.jsonl`, `goodput.jsonl`, `checkpoints/` and `tensorboard/`;
+`schedule.csv`, the table of the run's schedule (`kept_schedule.py`); `data.json`, digests by which a run knows its data
+under another path; `stacks/` if a step took too long (`faults/watchdog.py`); and of a run that ends when it stops
+improving `best/` and `best.json` (`best.py`).
 
-`schedule.csv` is the table of the run's schedule (`fiddlex.train.run.kept_schedule`), and `data.json` has digests of
-the data, by which a run knows them under another path. Invariants: a workdir can be moved, and its run evaluated and
-sampled from in any folder and without the schedule's source; and nothing that `config.json` names is run.
+Invariants: a workdir can be moved, and its run evaluated and sampled from in any folder and without the schedule's
+source; and nothing that `config.json` names is run.
 """
 
 import contextlib
@@ -58,17 +58,13 @@ _PROGRAMS = "train.compilation_cache"  # which belongs to the machine: a workdir
 def claimed(workdir: Path, config: Config, *, digests: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
     """Locks the directory for one training run, and creates it if needed; the first process does it for all.
 
-    All processes check that they see what the first one has written there.
-
-    Args:
-      workdir: the directory.
-      config: the config of the run.
-      digests: `Dataset.digests`. Data with the digest of the run's former data may have another path.
+    All processes check that they see what the first one has written there. Data with the digest (`Dataset.digests`) of
+    the run's former data may have another path.
 
     Raises:
-      CheckpointError: when the directory cannot be written, the run in it differs in a field with the role RUN, SHAPES
-        or MEANING or in the content of its data, a file in it is a link, a pipe or a device, or some processes of this
-        run do not see its files.
+      CheckpointError: when the directory cannot be written or some processes do not see its files, a file in it is a
+        link, a pipe or a device, or its run differs in a field with the role RUN, SHAPES or MEANING or in the content
+        of its data.
       ConfigError: when another process is training in it, or the run would delete what `train.keep_every` has kept.
     """
     if not processes.is_first():
@@ -92,10 +88,7 @@ def claimed(workdir: Path, config: Config, *, digests: Mapping[str, str] = Mappi
 
 
 def _check_files(workdir: Path) -> None:
-    """Raises CheckpointError when a file of the directory is not what a run writes.
-
-    A run would write through a link, and would wait for a pipe or a device, when it reads it or appends to it.
-    """
+    """Raises CheckpointError at a link, through which a run would write, and at pipes and devices, which block it."""
     for path in workdir.iterdir():
         if path.is_dir():
             continue
@@ -174,17 +167,7 @@ def _check_checkpoints(workdir: Path, config: Config, digests: Mapping[str, str]
 def write_config(
     workdir: Path, config: Config, *, schedule: Schedule, digests: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Writes the run's `config.json`, in which paths are absolute, `schedule.csv`, and `data.json` if there are data.
-
-    Args:
-      workdir: the directory, which this process has `claimed`.
-      config: the config of the run.
-      schedule: the schedule that `config` names.
-      digests: `Dataset.digests`.
-
-    Raises:
-      CheckpointError: when a file cannot be written; it is as it was.
-    """
+    """Writes `config.json`, in which paths are absolute, `schedule.csv`, and `data.json` if there are digests."""
     with writing(workdir):
         table = to_csv(schedule)
         keep_other_table(workdir, table)
@@ -200,14 +183,7 @@ def write_config(
 def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
     """The config of the run in a workdir; a schedule from a file, and a tokenizer that was converted, are those in it.
 
-    Compiled programs are kept where they are by default.
-
-    Args:
-      workdir: the run's directory.
-      named_by: the flag or field that names the directory, for error messages.
-
-    Raises:
-      CheckpointError: when the workdir has no config or it cannot be read.
+    `named_by` is the flag or field that names the directory, for error messages.
     """
     path = workdir / "config.json"
     if workdir.is_file():
@@ -241,9 +217,9 @@ def check_same_run(
 ) -> None:
     """Raises CheckpointError, listing every difference, when `config` cannot continue the run of `saved`.
 
-    The function logs differences with which a run may continue, such as another path of data with the digest that the
-    workdir has kept. A resumed config may omit `train.init_from`, since the run has already started; another value of
-    `train.init_from` means another run.
+    Differences with which a run may continue are logged, such as another path of data with the digest that the workdir
+    has kept. `config` may omit `train.init_from`, since the run has already started; another value of it means another
+    run.
     """
     saved, config = absolute_paths(saved), absolute_paths(config)
     kept = _kept_digests(workdir)
@@ -290,10 +266,7 @@ def _kept_digests(workdir: Path) -> dict[str, str]:
 
 
 def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
-    """Raises CheckpointError, listing every difference, when weights of `saved` do not fit the model of `config`.
-
-    It also raises it when the file of the run's tokenizer has changed since.
-    """
+    """Raises CheckpointError if weights of `saved` do not fit the model of `config`, or the tokenizer has changed."""
     rotary = "rope_base" in family(saved.model.family).fields  # no weight depends on the length of sequences
     fields = [path for path in paths(Config, WEIGHTS) if not (rotary and path == "model.seq_len")]
     if different := described_differences(fields, saved, config):
@@ -316,23 +289,17 @@ def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
 
 
 def check_original_window(workdir: Path, config: Config) -> None:
-    """Checks that sequences are no longer than the sliding window of the model that a workdir's weights came from.
-
-    Raises:
-      CheckpointError: when `model.seq_len` is above it, or what the workdir keeps of the model cannot be read.
-    """
+    """Raises CheckpointError when sequences exceed the sliding window of the model that the weights came from."""
     if (workdir / ORIGINAL / "config.json").exists():
         check_window(workdir / ORIGINAL, config)
 
 
 def described_differences(names: Iterable[str], saved: Config, config: Config) -> list[str]:
-    """'model.num_layers is 4, was 2' for each of the fields with these paths that differs between the two configs.
-
-    The list leaves out a derived size that differs only because the size it is derived from differs.
-    """
+    """'model.num_layers is 4, was 2' for each of the fields with these paths that differs between the two configs."""
     compared, described = paths(Config, RUN | WEIGHTS), list[str]()
     for path in names:
         old, new = map(operator.attrgetter(compared.get(path, path)), (saved, config))
+        # A derived size that differs only because the size it is derived from differs is left out.
         if old == new or (path == "model.ffn_size" and saved.model.ffn_size == config.model.ffn_size):
             continue
         if path == "data.labels":

@@ -1,8 +1,9 @@
-"""Optimizer parts whose statistics belong to one tensor of one layer, for layers stacked in a single array.
+"""LAMB's trust ratio and Adafactor's second moments, clipping and step size, for layers stacked in a single array.
 
-LAMB's trust ratio and Adafactor's second moments, clipping and step size are defined for the matrix or vector of one
-layer. optax computes them over a whole leaf, which would mix the layers of a stacked leaf and count the padding rows of
-the embedding. The transforms here compute them per layer and over real elements only.
+The papers (You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 Minutes, ICLR 2020; Shazeer &
+Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, ICML 2018) define these statistics for the matrix
+or vector of one layer. optax computes them over a whole leaf, which would mix the layers of a stacked leaf and count
+the padding rows of the embedding.
 
 Invariant: on the real elements, every transform does to a stacked, padded tree what optax does to the unstacked,
 unpadded tree; padding rows whose weights and gradients are zero stay zero. The statistics run over global arrays: use
@@ -31,33 +32,20 @@ Blocks = Any  # a tree of `Block` in the structure of the weights
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What the optimizer has to know about a weight in addition to its shape.
+    """What the optimizer has to know about a weight in addition to its shape."""
 
-    Attributes:
-      stacked: whether the first axis of the weight is the layers.
-      decay: whether weight decay applies to the weight.
-      padding: ratio of the array's elements to its real elements, at least 1. The padding elements are zero rows at the
-        end of the first axis; stacked weights have no padding.
-      matrix: for a kernel of the layers, its inputs and outputs in one layer; None for any other weight.
-    """
-
-    stacked: bool
-    decay: bool
+    stacked: bool  # whether the first axis of the weight is the layers
+    decay: bool  # whether weight decay applies
+    # the array's elements divided by its real ones; the others are zero rows at the end; 1 for stacked weights
     padding: float
-    matrix: Matrix | None = None
+    matrix: Matrix | None = None  # inputs and outputs of a kernel in one layer; None for any other weight
 
 
 def scale_by_trust_ratio(blocks: Blocks) -> optax.GradientTransformation:
     """Scales each layer's update u of weights w by ‖w‖ / ‖u‖, or by 1 where either norm is 0.
 
-    Zero padding adds nothing to a norm, so optax's transform is correct with it; this transform only separates layers.
-
-    Args:
-      blocks: a `Block` for every weight.
-
-    References:
-      You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 Minutes, ICLR 2020, algorithm 2, with
-      φ the identity.
+    This is algorithm 2 of You et al., with φ the identity. Zero padding adds nothing to a norm, so optax's transform is
+    correct with it; this transform only separates layers.
     """
     transform = optax.scale_by_trust_ratio()
 
@@ -71,14 +59,7 @@ def scale_by_trust_ratio(blocks: Blocks) -> optax.GradientTransformation:
 
 
 def clip_by_block_rms(blocks: Blocks) -> optax.GradientTransformation:
-    """Divides each layer's update u by max(1, RMS(u) / d) with d = `CLIP_THRESHOLD`.
-
-    Args:
-      blocks: a `Block` for every weight.
-
-    References:
-      Shazeer & Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, ICML 2018, section 6.
-    """
+    """Divides each layer's update u by max(1, RMS(u) / `CLIP_THRESHOLD`) (Shazeer & Stern, section 6)."""
 
     def clip(block: Block, update: jax.Array) -> jax.Array:
         return update / jnp.maximum(1, _rms(update, block) / CLIP_THRESHOLD)
@@ -87,14 +68,7 @@ def clip_by_block_rms(blocks: Blocks) -> optax.GradientTransformation:
 
 
 def scale_by_param_block_rms(blocks: Blocks) -> optax.GradientTransformation:
-    """Multiplies each layer's update of weights w by max(ε₂, RMS(w)) with ε₂ = `MIN_PARAM_RMS`.
-
-    Args:
-      blocks: a `Block` for every weight.
-
-    References:
-      Shazeer & Stern 2018, section 8.
-    """
+    """Multiplies each layer's update of weights w by max(`MIN_PARAM_RMS`, RMS(w)) (Shazeer & Stern, section 8)."""
 
     def scale(block: Block, update: jax.Array, weight: jax.Array) -> jax.Array:
         return update * jnp.maximum(MIN_PARAM_RMS, _rms(weight, block))
@@ -106,17 +80,11 @@ def scale_by_factored_rms(blocks: Blocks) -> optax.GradientTransformation:
     """Divides gradients g by the root of a running mean of g² + ε₁ that is stored factored where that saves memory.
 
     For a matrix, R and C are running means over its columns and rows, and the second moment of element (i, j) is
-    R_i · C_j / mean(C). Where `factored_axes` is None, the state stores all second moments V.
+    R_i · C_j / mean(C) (Shazeer & Stern, algorithms 4 and 5).
 
-    The state is `optax.FactoredState(count, v_row, v_col, v)`. Each of the trees has the structure of the weights. For
-    a factored weight, `v_row` has the weight's shape without the second of its `factored_axes`, and `v_col` has it
+    The state is `optax.FactoredState(count, v_row, v_col, v)`, whose trees have the structure of the weights. For a
+    factored weight, `v_row` has the weight's shape without the second of its `factored_axes`, and `v_col` has it
     without the first. For any other weight, `v` has the weight's shape. Unused leaves are a zero of shape (1,).
-
-    Args:
-      blocks: a `Block` for every weight.
-
-    References:
-      Shazeer & Stern 2018, algorithms 4 and 5.
     """
     # Blocks are looked up by path, not mapped along with the weights: `optax.tree.map_params` calls `init` with a
     # placeholder tree.
@@ -147,13 +115,10 @@ def scale_by_factored_rms(blocks: Blocks) -> optax.GradientTransformation:
 
 
 def factored_axes(shape: tuple[int, ...], block: Block) -> tuple[int, int] | None:
-    """Axes (rows, columns), in this order, over which a weight's second moments are factored.
+    """Axes (rows, columns) of the stacked array over which second moments are factored; None when all are stored.
 
     They are the two largest axes of one layer, provided that both have at least `MIN_FACTORED_SIZE` real elements.
     Padding is not counted, because the number of vocabulary shards would then determine the algorithm.
-
-    Returns:
-      Axes of the whole, stacked array; None when all second moments are stored.
     """
     sizes = [round(size / block.padding) if axis == 0 else size for axis, size in enumerate(shape)]
     largest = sorted(range(int(block.stacked), len(shape)), key=sizes.__getitem__)[-2:]

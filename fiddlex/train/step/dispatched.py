@@ -19,35 +19,20 @@ _READ = ("loss", "grad_norm", "learning_rate", "weights_finite", "loss_scale", "
 
 
 class Dispatched(NamedTuple):
-    """A step that the host has dispatched to the devices.
+    """A step that the host has dispatched to the devices."""
 
-    Attributes:
-      step: the step's number, counted from 1.
-      metrics: the step's metrics on the devices, see `fiddlex.train.step.train_step.make_train_step`.
-      time_s: when the host dispatched the step, by the monotonic clock.
-    """
-
-    step: int
-    metrics: Metrics
-    time_s: float
+    step: int  # counted from 1
+    metrics: Metrics  # on the devices, see `fiddlex.train.step.train_step.make_train_step`
+    time_s: float  # when the host dispatched the step, by the monotonic clock
 
     def is_done(self) -> bool:
         """Whether the devices of this process have finished the step."""
         return self.metrics["loss"].is_ready()
 
     def record(self, previous_s: float, throughput: Throughput, config: TrainConfig) -> tuple[Record, float]:
-        """Waits for the step.
+        """Waits for the step; returns its record and when it was done. Errors are those of `Trainer.record`.
 
-        Args:
-          previous_s: when the step before was done, by the monotonic clock; −inf for the first one.
-          throughput: what a step gets done.
-          config: says which faults are skipped.
-
-        Returns:
-          The step's record, see `Trainer.record`, and when the step was done.
-
-        Raises:
-          NonFiniteError, SpikeError: see `Trainer.record`.
+        Both times are by the monotonic clock; `previous_s` is when the step before was done, −inf for the first step.
         """
         values = jax.device_get({name: self.metrics[name] for name in _READ if name in self.metrics})
         loss, grad_norm = float(values["loss"]), float(values["grad_norm"])
@@ -73,12 +58,7 @@ class Dispatched(NamedTuple):
         return record | ({"loss_scale": scale} if scale else {}) | ({"skipped": skipped} if skipped else {}), now
 
     def describe(self, kind: str, config: TrainConfig) -> str:
-        """What is wrong with a step that is done, as the end of a sentence such as 'The step is …'.
-
-        Args:
-          kind: `nonfinite` or `spike`.
-          config: says what a spike is.
-        """
+        """What is wrong with a done step, as the end of 'The step is …'; `kind` is `nonfinite` or `spike`."""
         loss, grad_norm = (float(self.metrics[name]) for name in ("loss", "grad_norm"))
         if kind == "nonfinite":
             return f"not finite: loss {loss}, gradient norm {grad_norm}. {self._nonfinite_gradients()}"
@@ -105,13 +85,7 @@ class Dispatched(NamedTuple):
 
 
 class InFlight:
-    """The steps that the host has dispatched and whose records it has not made yet.
-
-    Args:
-      throughput: what a step gets done.
-      stopwatch: measures the time that the host waits for the devices.
-      config: says which faults are skipped.
-    """
+    """The steps that the host has dispatched and whose records it has not made yet."""
 
     def __init__(self, throughput: Throughput, stopwatch: Stopwatch, config: TrainConfig):
         self._throughput, self._stopwatch, self._config = throughput, stopwatch, config
@@ -123,7 +97,7 @@ class InFlight:
     def dispatched(self, step: int, metrics: Metrics) -> Dispatched:
         """Notes that the host has just dispatched a step, and asks for its metrics.
 
-        A device may serve copies to the host in the order in which they and steps were asked for: a copy that is asked
+        A device may serve copies to the host and steps in the order in which they were asked for: a copy that is asked
         for when the next step has been dispatched would end with that one.
         """
         self._last = Dispatched(step, metrics, time.monotonic())
@@ -133,11 +107,7 @@ class InFlight:
         return self._last
 
     def record(self, dispatched: Dispatched) -> Record:
-        """Waits for a step and returns its record, see `Trainer.record`.
-
-        Raises:
-          NonFiniteError, SpikeError: see `Trainer.record`.
-        """
+        """Waits for a step; returns its record. Errors are those of `Trainer.record`."""
         waits = not dispatched.is_done()
         with self._stopwatch.measure(Activity.DEVICES):
             record, done_s = dispatched.record(self._done_s, self._throughput, self._config)
@@ -150,7 +120,7 @@ class InFlight:
         """For how many of the last `waited_s` seconds, in which the host dispatched nothing, the devices were idle.
 
         The result is exact where the devices still run the last step (0), or where there was none. Otherwise it is an
-        estimate: the seconds beyond those of a step, as long as a step has last been seen to take.
+        estimate: the seconds beyond those that a step was last seen to take.
         """
         if self._last is None:
             return waited_s

@@ -1,7 +1,4 @@
-"""Puts batches on the devices: the loader prepares them on the host, and `Feed` shards them over `data`.
-
-Of several processes, each prepares only the rows of a batch that its own devices hold.
-"""
+"""Puts batches on the devices, sharded over `data`; each process prepares only the rows that its own devices hold."""
 
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
@@ -38,14 +35,7 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
 
 
 class Feed:
-    """The training and evaluation batches of a dataset, on the devices of a mesh.
-
-    Args:
-      dataset: the data.
-      config: the config.
-      mesh: the mesh.
-      workdir: the directory of the run, for the log of samples; None: there is no log.
-    """
+    """The training and evaluation batches of a dataset, on a mesh; `workdir` gets the log of samples (None: no log)."""
 
     def __init__(self, dataset: Dataset, config: Config, mesh: Mesh, *, workdir: Path | None = None):
         self._left_out: tuple[int, ...] = ()
@@ -67,8 +57,7 @@ class Feed:
     def train(self, start_step: int) -> Iterator[DeviceBatch]:
         """Yields training batches without end, starting with that of the step after `start_step`.
 
-        Raises:
-          DataError: when a batch has a token outside the vocabulary, or the log of samples cannot be written.
+        Raises DataError when a batch has a token outside the vocabulary, or the log of samples cannot be written.
         """
         if self._log_dir and self._log is None:  # once, since all processes must; one may begin to iterate again
             self._log = SampleLog(self._log_dir, rank=jax.process_index(), start_step=start_step, rows=self._rows)
@@ -84,7 +73,6 @@ class Feed:
         self._left_out, self._log = tuple(batches), None
 
     def _iterate(self, start_step: int) -> Generator[Batch, None, None]:
-        """The training batches on the host."""
         if self._config.data.share:
             shared = _shared(self._loader, self._dataset, self._config, self._rows, left_out=self._left_out)
             return shared.iterate(start_step)
@@ -102,20 +90,13 @@ class Feed:
     def heldout(self) -> Iterator[tuple[DeviceBatch, int]]:
         """The held-out batches in order, or the first `data.eval_batches` of them.
 
-        Yields:
-          A batch, and the number of its examples without filler.
-
-        Raises:
-          DataError: when no data is held out, or when a batch has a token outside the vocabulary.
+        With each comes the number of its examples without filler. Raises DataError when no data is held out, or when a
+        batch has a token outside the vocabulary.
         """
         return self._on_devices(self._heldout_batches(self._rows), len(self.require_heldout()))
 
     def examples(self, source: ExampleSource) -> Iterator[tuple[DeviceBatch, int]]:
-        """All examples of `source` in order, in batches like those of `heldout`.
-
-        Raises:
-          DataError: when a batch has a token outside the vocabulary.
-        """
+        """All examples of `source` in order, in batches like those of `heldout`."""
         data, vocab_size = self._config.data, self._config.model.vocab_size
         batches = eval_batches(source, batch_size=data.global_batch_size, vocab_size=vocab_size, rows=self._rows)
         return self._on_devices(batches, len(source))

@@ -1,8 +1,8 @@
 """Gradients of one global batch, in a pipeline that starts and ends empty.
 
-Inside `shard_map`, manual over all mesh axes, each replica passes its microbatches through the pipeline and accumulates
-gradients in float32 (`fiddlex.pipeline.executor`). At the end, one reduction over `data` puts the gradients directly on
-the shards whose master weights they update. Where gradients go to the host, each chunk's are reduced before they go.
+Inside `shard_map`, manual over all mesh axes, each replica accumulates the gradients of its microbatches in float32
+(`fiddlex.pipeline.executor`). At the end, one reduction over `data` puts them directly on the shards whose master
+weights they update. Where gradients go to the host, each chunk's are reduced before they go.
 """
 
 import functools
@@ -37,7 +37,7 @@ from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 
 
 class Flushed:
-    """Computes the gradients of one batch at a time, in a pipeline that starts and ends empty: a `GradientSource`."""
+    """A `GradientSource` of one batch at a time, in a pipeline that starts and ends empty."""
 
     def __init__(
         self,
@@ -56,40 +56,32 @@ class Flushed:
         )
 
     def start(self, weights: Weights) -> Any:
-        """See `GradientSource`."""
         del weights
         return ()
 
     def gradients(self, state: TrainState, inputs: Any) -> tuple[jax.Array, Weights, Any]:
-        """See `GradientSource`."""
         weights, scale = self._compute_weights(state.weights), loss_scales(state, 1)[0]
         return *self._gradients(weights, inputs, state.step, scale), ()
 
     def num_batches(self, step: int) -> int:
-        """See `GradientSource`."""
         del step
         return 1
 
     def inputs(self, batches: Sequence[Batch], step: int) -> Any:
-        """See `GradientSource`."""
         del step
         return batches[0]
 
     def updated(self, state: TrainState, update: Update, inputs: Any) -> Any:
-        """See `GradientSource`."""
         del state, update, inputs
         return ()
 
     def saved(self, state: TrainState) -> SavedState:
-        """See `GradientSource`."""
         return SavedState(state.step, state.weights, state.optimizer, scaling=state.scaling, usual=state.usual)
 
     def abstract_saved(self, state: TrainState) -> SavedState:
-        """See `GradientSource`."""
         return SavedState(state.step, state.weights, state.optimizer)
 
     def resume(self, saved: SavedState) -> Any:
-        """See `GradientSource`."""
         del saved
         return ()
 

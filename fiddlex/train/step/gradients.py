@@ -42,41 +42,28 @@ TILES = {"gpu": (1, 1), "tpu": (8, 128)}
 
 
 class Update(NamedTuple):
-    """A step's update of the master weights.
+    """A step's update of the master weights."""
 
-    Attributes:
-      change: what the optimizer added to each weight.
-      grads: the gradients that it made this of, after clipping.
-      kept: bool scalar: whether the update was made, or skipped by loss scaling.
-    """
-
-    change: Weights
-    grads: Weights
-    kept: jax.Array
+    change: Weights  # what the optimizer added to each weight
+    grads: Weights  # the gradients that it made this of, after clipping
+    kept: jax.Array  # bool scalar: whether the update was made, not skipped
 
 
 class GradientSource(Protocol):
-    """The source of a train step's gradients.
+    """The source of a train step's gradients."""
 
-    Attributes:
-      state_specs: PartitionSpecs of `TrainState.pipeline`; shardings where an array is in the memory of the host.
-      abstract_inputs: shapes, dtypes and shardings of a step's inputs.
-      max_batches: number of batches that may be in flight at once.
-    """
-
-    state_specs: Any
-    abstract_inputs: Any
-    max_batches: int
+    state_specs: Any  # PartitionSpecs of `TrainState.pipeline`; shardings where an array is in the memory of the host
+    abstract_inputs: Any  # shapes, dtypes and shardings of a step's inputs
+    max_batches: int  # number of batches that may be in flight at once
 
     def start(self, weights: Weights) -> Any:
         """`TrainState.pipeline` at the start of a run with these master weights; for use under `jit`."""
 
     def gradients(self, state: TrainState, inputs: Any) -> tuple[jax.Array, Weights, Any]:
-        """Computes the gradients of a step's batch; for use under `jit`.
+        """The mean loss of a step's batch, its gradients, and `TrainState.pipeline` for `updated`; for use under `jit`.
 
-        Returns:
-          The mean loss of the step's batch; its float32 gradients, sharded like the master weights and multiplied by
-          the batch's loss scale if there is one; and `TrainState.pipeline` before the update, for `updated`.
+        The gradients are float32, sharded like the master weights, and multiplied by the batch's loss scale if it has
+        one.
         """
 
     def num_batches(self, step: int) -> int:
@@ -86,12 +73,9 @@ class GradientSource(Protocol):
         """The inputs of step number `step`, made from its batches in order."""
 
     def updated(self, state: TrainState, update: Update, inputs: Any) -> Any:
-        """`TrainState.pipeline` after a step's update; for use under `jit`.
+        """`TrainState.pipeline` after the update that led to `state`; for use under `jit`.
 
-        Args:
-          state: the train state after the update, with the `pipeline` that `gradients` returned.
-          update: the update that led to `state`.
-          inputs: the inputs of the step.
+        The `pipeline` of `state` is the one that `gradients` returned.
         """
 
     def saved(self, state: TrainState) -> SavedState:
@@ -185,16 +169,15 @@ def outer(weights: Weights) -> Weights:
 
 
 def parts(weights: Weights) -> PipelineWeights:
-    """The weights in the structure that the executor takes."""
     return PipelineWeights(outer(weights), weights["layers"])
 
 
 def as_mean(batch: Batch) -> tuple[Batch, jax.Array]:
     """A replica's batch, and the factor that turns the sum of its losses into a mean; for use inside `shard_map`.
 
-    Each part of the loss is a mean over the global batch. Where there are two parts, the weights of the second, one
-    value per example, are scaled to the same total as the weights of the first, so that no array as large as the batch
-    is made. A part whose weights are all zero adds nothing to the loss.
+    Each part of the loss is a mean over the global batch. Of two parts, the weights of the second, one value per
+    example, are scaled to the total of the first, so that no array as large as the batch is made. A part whose weights
+    are all zero adds nothing to the loss.
     """
     names = [name for name in Model.WEIGHTS.values() if name in batch]
     sums = (lax.psum(batch[name].sum(), "data") for name in names)
@@ -218,7 +201,6 @@ def with_keys(batch: Batch, config: Config, step: Integer) -> Batch:
 
 
 def init_key(seed: int) -> jax.Array:
-    """The key of the initial weights."""
     return jax.random.fold_in(key_of(seed), 0)
 
 

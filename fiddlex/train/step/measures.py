@@ -14,16 +14,10 @@ from fiddlex.schedules.placement import LayerPlacement
 
 
 def measure(grads: Weights, placement: LayerPlacement, mesh: Mesh) -> tuple[jax.Array, Weights]:
-    """Measures gradients, those of the layers that are on the host row by row; for use under `jit`.
+    """The global norm of float32 gradients, and which of them have values that are not finite; for use under `jit`.
 
-    Args:
-      grads: float32 gradients of the whole mesh.
-      placement: the placement of the layers, by which `layers` are stacked.
-      mesh: the mesh.
-
-    Returns:
-      The global norm, and whether any value is infinite or not a number: a bool for every leaf, or one per layer under
-      `layers`.
+    A bool for every leaf, or under `layers`, which are stacked by `placement`, one per layer, says whether a value is
+    infinite or not a number. Gradients of layers that are on the host are measured row by row.
     """
     if not any(map(is_on_host, jax.tree.leaves(grads))):
         found = {part: jax.tree.map(functools.partial(_nonfinite, placement, part), grads[part]) for part in grads}

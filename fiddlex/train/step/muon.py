@@ -7,7 +7,7 @@ rate and a weight decay (Liu et al., Muon is Scalable for LLM Training, arXiv:25
 
 Invariant: each matrix of each layer, queries, keys and values apart, changes as under `optax.contrib.muon` on that
 matrix alone. The iterations need whole matrices, which tensor parallelism and ZeRO-1 cut. Therefore the matrices of a
-pipe rank are dealt out to its devices, each device iterates on its own, and the results go back to the shards of the
+pipe rank are divided among its devices, each device iterates on its own, and the results go back to the shards of the
 master weights.
 """
 
@@ -33,25 +33,18 @@ Deal = Callable[[Rule, jax.Array], jax.Array]  # applies a rule on devices that 
 
 
 class MomentumState(NamedTuple):
-    """State of `nesterov_momentum`.
+    """State of `nesterov_momentum`."""
 
-    Attributes:
-      updates: int32, number of updates done.
-      mu: the mean of gradients, in the structure and shapes of the weights.
-    """
-
-    updates: jax.Array
-    mu: optax.Updates
+    updates: jax.Array  # int32, number of updates done
+    mu: optax.Updates  # the mean of gradients, in the structure and shapes of the weights
 
 
 def nesterov_momentum(decay: float) -> optax.GradientTransformation:
     """Nesterov's momentum of gradients, with Adam's correction of the bias towards the initial zero.
 
-    With mean m ← βm + (1 − β)g after t updates, the direction is β m / (1 − β^(t+1)) + (1 − β) g / (1 − β^t)
-    (Dozat, Incorporating Nesterov Momentum into Adam, ICLR 2016 workshop), as in `optax.contrib.scale_by_muon`.
-
-    Args:
-      decay: β.
+    With β = `decay` and mean m ← βm + (1 − β)g after t updates, the direction is
+    β m / (1 − β^(t+1)) + (1 − β) g / (1 − β^t) (Dozat, Incorporating Nesterov Momentum into Adam, ICLR 2016 workshop),
+    as in `optax.contrib.scale_by_muon`.
     """
 
     def init(weights: optax.Params) -> MomentumState:
@@ -73,12 +66,7 @@ def nesterov_momentum(decay: float) -> optax.GradientTransformation:
 
 
 def orthogonalize(blocks: Blocks, deal: Deal) -> optax.GradientTransformation:
-    """Replaces every matrix by an almost orthogonal one with the same singular vectors, scaled as the module says.
-
-    Args:
-      blocks: a `Block` for every weight; the weights given to the transform have `Block.matrix`.
-      deal: the function that applies the iterations to all matrices of a weight; see `deal_over`.
-    """
+    """Replaces every matrix by an almost orthogonal one with the same singular vectors, scaled as the module says."""
     iterate = optax.contrib.scale_by_muon(
         beta=0.0, nesterov=False, weight_dimension_numbers=optax.contrib.MuonDimensionNumbers(-2, -1)
     )
@@ -86,7 +74,7 @@ def orthogonalize(blocks: Blocks, deal: Deal) -> optax.GradientTransformation:
     by_path = dict(jax.tree.leaves_with_path(blocks))
 
     def one(path: jax.tree_util.KeyPath, update: jax.Array) -> jax.Array:
-        matrix = by_path[path].matrix
+        matrix = by_path[path].matrix  # which every weight given to the transform has
         matrices = as_matrices(update, matrix)
         scale = MATCHED_RMS * math.sqrt(max(matrices.shape[-2:]))
         matrices = deal(lambda x: scale * iterate.update(x, iterate.init(x))[0], matrices)
@@ -104,20 +92,16 @@ def as_matrices(x: jax.Array, matrix: Matrix) -> jax.Array:
 
 
 def from_matrices(x: jax.Array, matrix: Matrix, shape: tuple[int, ...]) -> jax.Array:
-    """The stacked kernel of shape `shape` whose matrices `as_matrices` returned."""
+    """The stacked kernel of this shape whose matrices `as_matrices` returned."""
     axes = (0, *sum(_order(len(shape), matrix), ()))
     back = sorted(range(len(shape)), key=axes.__getitem__)
     return x.reshape([shape[axis] for axis in axes]).transpose(back)
 
 
 def deal_over(mesh: Mesh, *, zero1: bool) -> Deal:
-    """Returns the function that applies a rule to matrices dealt out to the devices of their pipe rank.
+    """Returns the function that applies a rule to matrices divided among the devices of their pipe rank.
 
     Without ZeRO-1, every data-parallel replica has all of the optimizer state, and applies the rule to all matrices.
-
-    Args:
-      mesh: the mesh of the run.
-      zero1: whether the optimizer state is sharded over `data`.
     """
     axes = ("data", "tensor") if zero1 else ("tensor",)
     pipe, devices = mesh.shape["pipe"], math.prod(mesh.shape[axis] for axis in axes)

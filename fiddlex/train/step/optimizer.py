@@ -29,7 +29,7 @@ from fiddlex.train.step.own_rule import own_rule
 def make_optimizer(
     config: OptimizerConfig, *, num_steps: int, blocks: Blocks, deal: Deal = lambda rule, x: rule(x)
 ) -> optax.GradientTransformation:
-    """The update rule of a config, for use under `jit` on global arrays.
+    """The update rule of a validated config, for use under `jit` on global arrays; its `update` needs the weights.
 
     With learning rate η_t, decay λ where a block says so, and m, v Adam's bias-corrected moments:
 
@@ -50,16 +50,7 @@ def make_optimizer(
 
     Adafactor's learning rate is relative to the weights and its constants are the paper's, so it does not use `beta1`,
     `beta2` or `epsilon`. Its decay is multiplied by the learning rate, as AdamW's is; `optax.adafactor` does so only
-    when it is given `weight_decay_rate` as a schedule.
-
-    Args:
-      config: a section that passed `validate`.
-      num_steps: number of updates in the run, see `learning_rate_schedule`.
-      blocks: a `Block` for every weight, in the structure of the weights.
-      deal: the function that applies Muon's iterations to the matrices of a weight (`fiddlex.train.step.muon`).
-
-    Returns:
-      A transform whose `update` needs the weights. It does not clip; see `clip_by_global_norm`.
+    when it is given `weight_decay_rate` as a schedule. Gradients are clipped before (`clip_by_global_norm`).
     """
     rate = optax.scale_by_learning_rate(learning_rate_schedule(config, num_steps))
     decay = optax.add_decayed_weights(config.weight_decay, mask=jax.tree.map(lambda block: block.decay, blocks))
@@ -101,7 +92,7 @@ def num_updates(state: optax.OptState) -> jax.Array:
 
 
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Linear warm-up, then decay.
+    """Linear warm-up, then decay: a function of the update count, an int or int32 array, to a float32 array.
 
     With peak p, final rate f, warm-up W and length D (`decay_steps`, or `num_steps` when that is 0), update c counted
     from 0 has the rate
@@ -112,13 +103,6 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
     - f for c ≥ D, W.
 
     With `constant`, the rate stays p after the warm-up; f and D are not used.
-
-    Args:
-      config: a section that passed `validate`.
-      num_steps: updates in the run.
-
-    Returns:
-      A function of the update count, an int or int32 array, to a float32 array.
     """
     peak, final, warmup = config.learning_rate, config.final_learning_rate, config.warmup_steps
     end = config.decay_steps or num_steps
@@ -139,16 +123,10 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
 
 
 def clip_by_global_norm(grads: optax.Updates, norm: jax.Array, clip_norm: float) -> optax.Updates:
-    """Scales gradients by min(1, clip_norm / norm) (Pascanu et al., ICML 2013, algorithm 1).
+    """Scales gradients of global norm `norm` by min(1, clip_norm / norm) (Pascanu et al., ICML 2013, algorithm 1).
 
-    Args:
-      grads: a tree of gradients.
-      norm: their global norm, which the caller has computed to log it.
-      clip_norm: the largest norm allowed; 0 disables clipping.
-
-    Returns:
-      The gradients, with norm at most `clip_norm`. If `norm` is not a number, they are not finite, so clipping never
-      hides such an error.
+    A `clip_norm` of 0 disables clipping. If `norm` is not a number, the result is not finite, so clipping never hides
+    such an error.
     """
     if not clip_norm:
         return grads

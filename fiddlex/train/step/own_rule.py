@@ -25,11 +25,7 @@ TOLERANCE = 1e-4  # relative, of the updates; far above rounding
 
 
 def own_rule(config: OptimizerConfig) -> optax.GradientTransformation:
-    """The rule of a config whose `name` is a function: it turns gradients into the direction of the update.
-
-    Raises:
-      ConfigError: when the function fails or returns no transform.
-    """
+    """The rule of a config whose `name` is a function: it turns gradients into the direction of the update."""
     source, (function, _) = source_of(config.name), rule_function(config.name)
     with OWN.naming(config.name):
         rule = OWN.call(function, source.path, {"config": copy.deepcopy(config)})  # it may change the copy
@@ -39,11 +35,9 @@ def own_rule(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def check_own_rule(config: OptimizerConfig) -> None:
-    """Tries the rule of a config whose `name` is a function, in a few updates of a few weights.
+    """Raises ConfigError unless the rule of a config whose `name` is a function passes a few updates of a few weights.
 
-    Raises:
-      ConfigError: when the rule fails, keeps another number of numbers than it says, or treats stacked, padded or, with
-        `offload`, single weights otherwise than plain ones.
+    It must not fail, must keep as many numbers as it says, and must keep the module's invariant.
     """
     rule, (_, moments) = own_rule(config), rule_function(config.name)
     random = np.random.default_rng(0)
@@ -92,18 +86,14 @@ def _stacked(plain: Weights) -> Weights:
 
 
 def _plain(stacked: Weights) -> Weights:
-    """What `_stacked` was made of."""
+    """The inverse of `_stacked`."""
     rows = jax.tree.map(lambda x: x[:-PADDING], stacked)
     layers = {name: jax.tree.map(lambda x, row=row: x[row], rows["layers"]) for row, name in enumerate(LAYERS)}
     return rows | {"layers": layers}
 
 
 def _kept(rule: optax.GradientTransformation, weights: Weights, grads: Weights) -> int:
-    """How many float32 numbers the rule keeps for each weight, rounded up.
-
-    Raises:
-      ConfigError: when it keeps an array of a shape that no weight has, or an update makes another kind of state.
-    """
+    """How many float32 numbers the rule keeps for each weight, rounded up."""
     shapes = {x.shape for x in jax.tree.leaves(weights)}
     before = jax.eval_shape(rule.init, weights)
     _, after = jax.eval_shape(rule.update, grads, before, weights)

@@ -10,30 +10,17 @@ from fiddlex.train.step.stopwatch import Activity, Stopwatch
 
 
 class Prepared:
-    """Batches on the devices, in the order of the steps.
-
-    Args:
-      feed: the source of the batches.
-      in_flight: tells for how long the devices are idle while the host waits for a batch.
-      stopwatch: measures that wait. The first batch, before which the loader starts its threads, counts as starting.
-
-    Attributes:
-      batches: those that are ready; the first is the next step's.
-    """
+    """Batches on the devices, in the order of the steps; measures how long the host waits for them."""
 
     def __init__(self, feed: Feed, in_flight: InFlight, stopwatch: Stopwatch):
-        self.batches: list[DeviceBatch] = []
+        self.batches: list[DeviceBatch] = []  # those that are ready; the first is the next step's
         self._feed, self._in_flight, self._stopwatch = feed, in_flight, stopwatch
         self._source: Iterator[DeviceBatch] | None = None
 
     def prepare(self, number: int, *, step: int) -> None:
-        """Prepares batches until `number` of them are ready, the first of which is batch number `step`.
-
-        Raises:
-          DataError: when a batch has a token outside the vocabulary.
-        """
+        """Prepares batches until `number` of them are ready, the first of which is batch number `step` (from 0)."""
         while len(self.batches) < number:
-            starts = self._source is None
+            starts = self._source is None  # before the first batch, the loader starts its threads
             if self._source is None:
                 self._source = self._feed.train(step + len(self.batches))
             start_s = time.monotonic()

@@ -45,26 +45,10 @@ MOST_COPIES = 64  # more than arrays that a layer saves
 
 
 class Program:
-    """Everything about training that follows from a config and a mesh alone.
+    """Everything about training that follows from a validated config and a mesh of the config's sizes alone.
 
-    Args:
-      config: a validated config.
-      mesh: a mesh of the sizes in the config. Only `init_state` needs its devices to exist
-        (`fiddlex.cluster.mesh.make_topology_mesh`).
-
-    Attributes:
-      config: the config, settled for the mesh's devices (`fiddlex.planner.settle`).
-      mesh: the mesh.
-      model: the model.
-      layout: the pipeline schedule, and the sharding of the weights.
-      optimizer: the update rule.
-      shardings: shardings of the train state.
-      source: the source of the gradients.
-      step: the train step `(state, inputs) -> (state, metrics)`, see `make_train_step`; `source` makes the inputs.
-      abstract_state: shapes, dtypes and shardings of the train state.
-
-    Raises:
-      ConfigError, ScheduleError: when layers, stages or schedule do not fit the mesh.
+    Only `init_state` needs the mesh's devices to exist (`fiddlex.cluster.mesh.make_topology_mesh`). The constructor
+    raises ConfigError or ScheduleError when layers, stages or schedule do not fit the mesh.
     """
 
     @fixed_settings()
@@ -130,19 +114,17 @@ class Program:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """The compiler options that differ from XLA's defaults, on GPUs.
-
-        The first makes XLA schedule work between the start and the end of collectives. The second keeps XLA from
-        combining all-gathers of blocks (`fiddlex.models.blocks`) that different products need. The third lets all
-        arrays that are copied to the host or back travel at the same time; by default, XLA waits for all but two.
-        """
+        """The compiler options that differ from XLA's defaults, on GPUs."""
         if self.mesh.devices.flat[0].platform != "gpu":
             return {}
+        # XLA shall schedule work between the start and the end of collectives.
         options: dict[str, Any] = {"xla_gpu_enable_latency_hiding_scheduler": True}
         if self.config.mesh.collective_matmul:
+            # XLA shall not combine all-gathers of blocks (`fiddlex.models.blocks`) that different products need.
             options["xla_gpu_all_gather_combine_threshold_bytes"] = 0
         sizes = self.layout.pipeline.spec.sizes
         if sizes.slots.host_stash or sizes.streamed:
+            # All arrays copied to the host or back shall travel at the same time; by default XLA waits for all but two.
             options["xla_gpu_experimental_parallel_async_compute_limit"] = MOST_COPIES
         return options
 

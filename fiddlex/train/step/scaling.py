@@ -3,9 +3,9 @@
 Losses are multiplied by a scale before the backward pass, so that small gradients do not round to zero, and gradients
 are divided by the scale before any other use. When a gradient overflows, the train step skips the update: weights,
 optimizer state and update count do not change. A batch has one scale from its first backward pass to its last. With
-several batches in flight (`fiddlex.train.step.unflushed`), a batch's scale is fixed before it is known whether the
-previous batch overflows. A layout may have fewer batches in flight than the delay of the weights allows. Scales are
-fixed early all the same, so that all layouts skip the same updates.
+several batches in flight (`fiddlex.train.step.unflushed`), a batch's scale is therefore fixed before it is known
+whether the previous batch overflows. A layout with fewer batches in flight than the delay of the weights allows fixes
+scales as early, so that all layouts skip the same updates.
 """
 
 from typing import Any, NamedTuple
@@ -18,16 +18,11 @@ from fiddlex.config.sections import MOST_LOSS_SCALE
 
 
 class Scaling(NamedTuple):
-    """The part of a train state that scales losses.
+    """The part of a train state that scales losses."""
 
-    Attributes:
-      scales: float32 [1 + delay], the scales of the next batch and of later batches, as many as may be in flight
-        together with it in any layout.
-      good_steps: int32, number of updates since the scale last changed.
-    """
-
+    # float32 [1 + delay], of the next batch and of as many later ones as may be in flight with it in any layout
     scales: Any
-    good_steps: Any
+    good_steps: Any  # int32, number of updates since the scale last changed
 
 
 def start_scaling(config: OptimizerConfig, delay: int) -> Scaling:

@@ -1,8 +1,8 @@
 """Spikes: steps whose loss or gradient is far above what is usual in this run.
 
 The train step itself compares, so that a step that is a spike does not change the weights. What is usual are running
-means over about the last `_STEPS` good steps, which are part of the train state and of checkpoints. So a resumed run
-finds the same spikes as an uninterrupted one.
+means over about the last `_STEPS` good steps. Checkpoints have them, so a resumed run finds the same spikes as an
+uninterrupted one.
 """
 
 from typing import Any, NamedTuple
@@ -15,21 +15,14 @@ _FIRST_STEPS = 20  # good steps of a run, before which nothing counts as a spike
 
 
 class Usual(NamedTuple):
-    """Running means over the good steps of a run.
+    """Running means over the good steps of a run; scalars."""
 
-    Attributes:
-      loss: float32 scalar, of the loss.
-      grad_norm: float32 scalar, of the global norm of the gradient, before clipping.
-      good_steps: int32 scalar, the number of good steps.
-    """
-
-    loss: Any
-    grad_norm: Any
-    good_steps: Any
+    loss: Any  # float32
+    grad_norm: Any  # float32, the global norm of the gradient before clipping
+    good_steps: Any  # int32
 
 
 def start_usual() -> Usual:
-    """The means at the start of a run."""
     return Usual(jnp.float32(0), jnp.float32(0), jnp.int32(0))
 
 

@@ -25,76 +25,47 @@ from fiddlex.train.step.blockwise import Block
 
 
 class TrainState(NamedTuple):
-    """Everything that a train step changes; also the structure of its specs and abstract shapes.
+    """Everything that a train step changes; also the structure of its specs and abstract shapes."""
 
-    Attributes:
-      step: int32 scalar, number of updates done; together with the seeds it determines the data position and dropout.
-      weights: float32 master weights, sharded as `WeightLayout.master` says.
-      optimizer: the optimizer's state, sharded like the weights that it mirrors, otherwise replicated.
-      pipeline: the state of batches in flight between steps (`fiddlex.train.step.unflushed.PipelineState`); empty when
-        the pipeline is flushed after each batch.
-      scaling: loss scaling in float16 (`fiddlex.train.step.scaling.Scaling`); otherwise empty.
-      usual: the usual loss and gradient (`fiddlex.train.step.spikes.Usual`) with `train.spike_bound`; otherwise empty.
-    """
-
+    # int32 scalar, number of steps done, skipped ones too; with the seeds it determines the data position and dropout
     step: Any
-    weights: Weights
-    optimizer: Any
+    weights: Weights  # float32 master weights, sharded as `WeightLayout.master` says
+    optimizer: Any  # the optimizer's state, sharded like the weights that it mirrors, otherwise replicated
+    # batches in flight between steps (`fiddlex.train.step.unflushed.PipelineState`); empty if each batch is flushed
     pipeline: Any = ()
-    scaling: Any = ()
-    usual: Any = ()
+    scaling: Any = ()  # loss scaling in float16 (`fiddlex.train.step.scaling.Scaling`); otherwise empty
+    usual: Any = ()  # `fiddlex.train.step.spikes.Usual` with `train.spike_bound`; otherwise empty
 
 
 class SavedState(NamedTuple):
-    """What a checkpoint holds: a train state without the state of batches in flight, which a resumed run recomputes.
-
-    Attributes:
-      step: `TrainState.step`.
-      weights: `TrainState.weights`.
-      optimizer: `TrainState.optimizer`; empty when only the weights are saved or read.
-      older: by name, the compute weights that later batches will use and that cannot be made from the master weights
-        (`fiddlex.train.step.versions.VersionStore.saved`); all in one dtype.
-      last_update: the last update of the weights, where prediction uses it.
-      scaling: `TrainState.scaling`.
-      usual: `TrainState.usual`.
-      switch: what the run has decided about its semantics (`fiddlex.train.sync_switch.SyncSwitch.saved`); else empty.
-    """
+    """A checkpoint: a train state without the state of batches in flight, which a resumed run recomputes."""
 
     step: Any
     weights: Weights
-    optimizer: Any = ()
+    optimizer: Any = ()  # empty when only the weights are saved or read
+    # by name, in one dtype, the compute weights of later batches that master weights do not give (`VersionStore.saved`)
     older: Mapping[str, Weights] = {}
-    last_update: Mapping[str, Any] = {}
+    last_update: Mapping[str, Any] = {}  # the last update of the weights, where prediction uses it
     scaling: Any = ()
     usual: Any = ()
-    switch: Any = ()
+    switch: Any = ()  # what the run has decided about its semantics (`SyncSwitch.saved`); else empty
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightLayout:
-    """The sharding of every weight, and the pipeline that determines it.
+    """The sharding of every weight, in trees of the weights' structure, and the pipeline that determines it."""
 
-    Attributes:
-      pipeline: the schedule, the semantics, and the layers of each stage.
-      compute: PartitionSpecs of the weights that forward and backward use, in the structure of the weights.
-      master: PartitionSpecs of master weights and optimizer state (with ZeRO-1, sharded over `data` too).
-      partial: for every weight the mesh axes over which devices that have the whole weight each compute only a part of
-        its gradient; a tree of frozensets.
-      shapes: ShapeDtypeStructs of the master weights, global shapes.
-      on_host: for every weight whether the master weight is in the memory of the host (`optimizer.offload`), with the
-        parts of the optimizer's state that have its shape.
-    """
-
-    pipeline: Pipeline
-    compute: Weights
-    master: Weights
+    pipeline: Pipeline  # the schedule, the semantics, and the layers of each stage
+    compute: Weights  # PartitionSpecs of the weights that forward and backward use
+    master: Weights  # PartitionSpecs of master weights and optimizer state (with ZeRO-1, sharded over `data` too)
+    # frozensets: the mesh axes over which devices that have the whole weight each compute only a part of its gradient
     partial: Weights
-    shapes: Weights
+    shapes: Weights  # ShapeDtypeStructs of the master weights, global shapes
+    # whether the master weight, with the optimizer's state of its shape, is in the host's memory (`optimizer.offload`)
     on_host: Weights
 
     @property
     def placement(self) -> LayerPlacement:
-        """The layers of each stage, and the row of each layer in the stacked weights."""
         return self.pipeline.placement
 
     def master_shardings(self, mesh: Mesh) -> Weights:
@@ -103,23 +74,14 @@ class WeightLayout:
 
 
 class Init(NamedTuple):
-    """Makes a fresh train state in two programs, so that the devices never hold what goes to the host all at once.
+    """Makes a fresh train state in two programs, so that the devices never hold what goes to the host all at once."""
 
-    Attributes:
-      weights: returns the master weights, from a key.
-      rest: returns the state with given master weights.
-    """
-
-    weights: Callable[[jax.Array], Weights]
-    rest: Callable[[Weights], TrainState]
+    weights: Callable[[jax.Array], Weights]  # returns the master weights, from a key
+    rest: Callable[[Weights], TrainState]  # returns the state with given master weights
 
 
 def make_layout(model: Model, config: Config) -> WeightLayout:
-    """Resolves the pipeline of a config and applies the sharding table to the model's weights.
-
-    Raises:
-      ConfigError: when `resolve` raises it for the config.
-    """
+    """Resolves the pipeline of a config and applies the sharding table to the model's weights."""
     pipeline = resolve(config)
     shapes = jax.eval_shape(lambda key: model.init(key, pipeline.placement.layers), key_of(0))
     compute = jax.tree.map(compute_spec, model.axes(), is_leaf=lambda x: isinstance(x, tuple))
@@ -157,11 +119,7 @@ def _zero(part: str, mesh: MeshConfig, spec: P, x: jax.ShapeDtypeStruct) -> P:
 
 
 def make_blocks(model: Model, config: Config) -> Weights:
-    """A `Block` for each weight: whether it is stacked, decayed or a matrix, and how much of it is padding.
-
-    Raises:
-      ConfigError: when the optimizer is muon and the layers have no matrix.
-    """
+    """A `Block` for each weight."""
     if config.optimizer.name == "muon" and not any(each.matrix for each in leaves(model.network.layer)):
         raise ConfigError(
             "optimizer.name=muon: the layers of this network have no matrix, and Muon is a rule for matrices. Use "
@@ -190,15 +148,8 @@ def state_shardings(
 ) -> TrainState:
     """Shardings of a whole train state; parts of the optimizer's state that mirror no weight are replicated.
 
-    Where a rule leaves a weight to another rule (`optax.partition`), its state has a `MaskedNode`.
-
-    Args:
-      optimizer: the optimizer that makes the state.
-      layout: the layout of the state's weights.
-      mesh: the mesh of the run.
-      pipeline: specs of `TrainState.pipeline` (`GradientSource.state_specs`).
-      scaling: PartitionSpecs of `TrainState.scaling`.
-      usual: PartitionSpecs of `TrainState.usual`.
+    Where a rule leaves a weight to another rule (`optax.partition`), its state has a `MaskedNode`. `pipeline`
+    (`GradientSource.state_specs`), `scaling` and `usual` are the PartitionSpecs of the state's parts of these names.
     """
     optimizer_state = jax.eval_shape(optimizer.init, layout.shapes)
 
@@ -239,10 +190,7 @@ def make_init(
     scaling: Callable[[], Any],
     usual: Callable[[], Any],
 ) -> Init:
-    """The functions that make a fresh train state.
-
-    `pipeline`, `scaling` and `usual` make `TrainState.pipeline`, `TrainState.scaling` and `TrainState.usual`.
-    """
+    """The functions that make a fresh train state; `pipeline`, `scaling` and `usual` make its parts of these names."""
 
     def rest(weights: Weights) -> TrainState:
         step, moments = jnp.zeros((), jnp.int32), optimizer.init(weights)

@@ -1,8 +1,4 @@
-"""How the main thread of a process spends its time: a stopwatch that always runs, for one activity at a time.
-
-Invariant: every moment since the start belongs to exactly one activity, so that the seconds of all activities add up to
-the time since the start.
-"""
+"""A stopwatch of the main thread. Invariant: each moment since the start belongs to exactly one activity."""
 
 import contextlib
 import enum
@@ -27,23 +23,15 @@ class Activity(enum.StrEnum):
 
 
 class Stopwatch:
-    """Measures one activity at a time, at first `Activity.STARTING`.
-
-    Args:
-      start_s: when the process started, by the monotonic clock; None: now.
-
-    Attributes:
-      start_s: when the process started, by the monotonic clock.
-      activity: what the main thread does now; other threads may read it.
-    """
+    """Measures one activity at a time, at first `Activity.STARTING`. The process started at `start_s`; None: now."""
 
     def __init__(self, start_s: float | None = None):
-        self.start_s = self._since_s = time.monotonic() if start_s is None else start_s
-        self.activity = Activity.STARTING
+        self.start_s = self._since_s = time.monotonic() if start_s is None else start_s  # monotonic clock
+        self.activity = Activity.STARTING  # of the main thread; other threads may read it
         self._seconds = dict.fromkeys(Activity, 0.0)
 
     def begin(self, activity: Activity) -> Activity:
-        """Ends the current activity and begins another one; returns the one that has ended."""
+        """Begins another activity; returns the one that this ends."""
         now = time.monotonic()
         self._seconds[self.activity] += now - self._since_s
         previous, self.activity, self._since_s = self.activity, activity, now
@@ -72,7 +60,7 @@ class Stopwatch:
             self.move(max(waited_s, 0.0), self.activity, Activity.DEVICES)
 
     def move(self, seconds: float, source: Activity, target: Activity) -> None:
-        """Counts seconds that were measured for one activity as time of another."""
+        """Counts seconds that were measured for `source` as time of `target`."""
         self._seconds[source] -= seconds
         self._seconds[target] += seconds
 
@@ -83,12 +71,7 @@ class Stopwatch:
 
 
 class Lap:
-    """The seconds of each activity between two calls of `take`.
-
-    Args:
-      stopwatch: the stopwatch to read.
-      before: the seconds at which the first lap begins; None: the stopwatch's start.
-    """
+    """The seconds of each activity between calls of `take`; the first lap begins at `before` (None: at the start)."""
 
     def __init__(self, stopwatch: Stopwatch, before: Seconds | None = None):
         self._stopwatch = stopwatch

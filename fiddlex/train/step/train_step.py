@@ -37,16 +37,16 @@ def make_train_step(
     layout: WeightLayout,
     shardings: TrainState,
 ) -> jax.stages.Wrapped:
-    """Compiles `(state, inputs) -> (state, metrics)`; the state is donated.
+    """Compiles `(state, inputs) -> (state, metrics)`; the state is donated, and `source` makes the inputs.
 
-    The inputs are those of `source`. Metrics are device scalars: `loss` (mean over the scored tokens or labels of the
-    batch, at the weights of its forward pass), `grad_norm` (global, before clipping), `learning_rate`, `weights_finite`
-    (after the update), and `nonfinite`, which says for every weight (and layer) whether its gradient has a value that
-    is not finite. In float16 there is also `loss_scale`, the scale of the step's batch. With `train.spike_bound`,
-    `spike` says whether the step is one, beside `usual_loss` and `usual_grad_norm`.
+    Metrics are device scalars: `loss` (mean over the scored tokens or labels of the batch, at the weights of its
+    forward pass), `grad_norm` (global, before clipping), `learning_rate`, `weights_finite` (after the update), and
+    `nonfinite`, which says for every weight (and layer) whether its gradient has a value that is not finite. In float16
+    there is also `loss_scale`, the scale of the step's batch. With `train.spike_bound`, `spike` says whether the step
+    is one, beside `usual_loss` and `usual_grad_norm`.
 
     A step does not change weights and optimizer when it is a spike, and when `grad_norm` or `loss` is not finite in
-    float16 or without `train.on_nonfinite=stop`.
+    float16, with `train.spike_bound` or without `train.on_nonfinite=stop`.
     """
 
     def step(state: TrainState, inputs: Any) -> tuple[TrainState, Metrics]:

@@ -1,9 +1,8 @@
 """Training in a pipeline that does not drain between batches.
 
-Each step gets its gradients from one window (`fiddlex.pipeline.continuous`). It takes its own batch, the later batches
-that may start before the step ends, and the window to run. The train state then has an additional part,
-`PipelineState`: the weights that batches in flight use, and what is in flight. `fiddlex.train.step.train_step` makes
-the update between the windows, so that clipping, loss scaling and every optimizer work as they do with a flush.
+Each step gets its gradients from one window (`fiddlex.pipeline.continuous`). The train state then has an additional
+part, `PipelineState`. `fiddlex.train.step.train_step` makes the update between the windows, so that clipping, loss
+scaling and every optimizer work as they do with a flush.
 """
 
 import functools
@@ -42,44 +41,22 @@ from fiddlex.train.step.window_sequence import WindowSequence
 
 
 class Inputs(NamedTuple):
-    """The inputs of a train step.
+    """The inputs of a train step."""
 
-    Attributes:
-      batches: global batches, the step's own batch first.
-      window: the window to run.
-      factors: the factors of prediction for the weights after the step's update; `()` without prediction.
-    """
-
-    batches: tuple[Batch, ...]
+    batches: tuple[Batch, ...]  # global batches: the step's own, then later ones that may start before the step ends
     window: DeviceWindow
-    factors: Factors | tuple[()]
+    factors: Factors | tuple[()]  # of prediction for the weights after the step's update; `()` without prediction
 
 
 class PipelineState(NamedTuple):
-    """The state of the batches in flight, a part of the train state.
+    """The state of the batches in flight, a part of the train state."""
 
-    Attributes:
-      versions: the weight versions that the batches run with.
-      in_flight: what is in flight on each device; leaves have a first dimension over the devices on which they differ.
-    """
-
-    versions: Versions
-    in_flight: InFlight
+    versions: Versions  # the weights that the batches run with
+    in_flight: InFlight  # of each device; leaves have a first dimension over the devices on which they differ
 
 
 class Unflushed:
-    """Computes a model's gradients one window at a time: a `fiddlex.train.step.gradients.GradientSource`.
-
-    Args:
-      model: the model.
-      config: a validated config.
-      mesh: the mesh to run on.
-      layout: a layout whose pipeline has windows.
-      optimizer: the update rule.
-
-    Attributes:
-      sequence: the windows of the run's steps.
-    """
+    """A `GradientSource` of one window at a time, for a layout whose pipeline has windows."""
 
     def __init__(
         self,
@@ -112,7 +89,6 @@ class Unflushed:
         return self._with_nothing_in_flight(self._store.start(weights))
 
     def gradients(self, state: TrainState, inputs: Inputs) -> tuple[jax.Array, Weights, PipelineState]:
-        """See `GradientSource`."""
         mapped = jax.shard_map(
             self._window,
             mesh=self._mesh,
@@ -127,16 +103,13 @@ class Unflushed:
         return loss, grads, PipelineState(versions, in_flight)
 
     def updated(self, state: TrainState, update: Update, inputs: Inputs) -> PipelineState:
-        """See `GradientSource`."""
         versions, in_flight = state.pipeline
         return PipelineState(self._store.add(versions, state, update, inputs.factors), in_flight)
 
     def num_batches(self, step: int) -> int:
-        """See `GradientSource`."""
         return self.sequence.num_batches(step)
 
     def inputs(self, batches: Sequence[Batch], step: int) -> Inputs:
-        """See `GradientSource`."""
         number, used = self.max_batches, self.num_batches(step)
         factors = self._factors_of(self.sequence.semantics(step + 1))  # for the weights after this step's update
         return Inputs((*batches[:used], *[batches[0]] * (number - used)), self.sequence.of(step), factors)
@@ -150,7 +123,6 @@ class Unflushed:
         return self._factors[semantics]
 
     def saved(self, state: TrainState) -> SavedState:
-        """See `GradientSource`."""
         versions = state.pipeline.versions
         older = self._saved_versions(versions, state.step)
         return SavedState(
@@ -158,12 +130,10 @@ class Unflushed:
         )
 
     def abstract_saved(self, state: TrainState) -> SavedState:
-        """See `GradientSource`."""
         last_update = state.pipeline.versions.last_update
         return SavedState(state.step, state.weights, state.optimizer, self._store.abstract_saved(), last_update)
 
     def resume(self, saved: SavedState) -> PipelineState:
-        """See `GradientSource`."""
         self.sequence.restart(int(saved.step))
 
         def state(saved: SavedState) -> PipelineState:

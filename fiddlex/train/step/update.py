@@ -23,21 +23,13 @@ Path = jax.tree_util.KeyPath
 
 
 class Applied(NamedTuple):
-    """What an update leads to.
-
-    Attributes:
-      weights: the new master weights.
-      optimizer: the new state of the optimizer.
-      grads: the gradients that the optimizer made this of, after clipping; empty where the weights are in host memory.
-      change: what the optimizer added to each weight; empty where the weights are in host memory.
-      finite: bool scalar: whether all new weights are finite.
-    """
+    """What an update leads to."""
 
     weights: Weights
     optimizer: optax.OptState
-    grads: Weights
-    change: Weights
-    finite: jax.Array
+    grads: Weights  # what the optimizer made this of, after clipping; empty where the weights are in host memory
+    change: Weights  # what the optimizer added to each weight; empty where the weights are in host memory
+    finite: jax.Array  # bool scalar: whether all new weights are finite
 
 
 Clip = Callable[[Weights], Weights]  # gradients, or some of them, to what the optimizer takes
@@ -60,13 +52,7 @@ def at_once(optimizer: optax.GradientTransformation) -> Apply:
 
 
 def by_leaf(make_rule: Callable[..., optax.GradientTransformation], blocks: Blocks, mesh: Mesh) -> Apply:
-    """The update of a state that is in host memory, leaf by leaf.
-
-    Args:
-      make_rule: returns the optimizer for some of the weights, whose blocks it takes as `blocks`.
-      blocks: a `Block` for every weight.
-      mesh: the mesh of the run.
-    """
+    """The update of a state in host memory, leaf by leaf; `make_rule(blocks=…)` returns the rule for these blocks."""
     rules = {path: make_rule(blocks=_only(path, block)) for path, block in jax.tree.leaves_with_path(blocks)}
 
     def apply(grads: Weights, state: optax.OptState, weights: Weights, clip: Clip, good: jax.Array) -> Applied:
@@ -92,21 +78,11 @@ def by_leaf(make_rule: Callable[..., optax.GradientTransformation], blocks: Bloc
 
 
 class _Leaf:
-    """The update of one weight.
-
-    Args:
-      path: the path of the weight.
-      rule: the optimizer for this weight alone, whose state has the paths that it has in the state for all weights.
-      weight: the weight.
-      clip: the clipping of gradients.
-      good: whether to make the update.
-
-    Attributes:
-      form: shapes and dtypes of the parts of the optimizer's state that the rule uses.
-    """
+    """The update of one weight by a rule for it alone, whose state has the paths of the state for all weights."""
 
     def __init__(self, path: Path, rule: optax.GradientTransformation, weight: jax.Array, clip: Clip, good: jax.Array):
         self._path, self._rule, self._clip, self._good = path, rule, clip, good
+        # Shapes and dtypes of the parts of the optimizer's state that the rule uses.
         self.form = jax.eval_shape(rule.init, _only(path, jax.ShapeDtypeStruct(weight.shape, weight.dtype)))
 
     def updated(

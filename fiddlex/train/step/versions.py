@@ -32,48 +32,24 @@ from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 
 
 class Versions(NamedTuple):
-    """The weight versions, a part of the train state.
+    """The weight versions, a part of the train state."""
 
-    Attributes:
-      weights: compute weights, leaves [version, …]; version k has index k modulo the number of versions.
-      head: embedding and head with which the head runs, in the same form; empty where they are those of `weights`.
-      last_update: the last update of the master weights, sharded like them; empty unless `extrapolate` of order 2 needs
-        it in the next step.
-    """
-
-    weights: Weights
-    head: Weights
+    weights: Weights  # compute weights, leaves [version, …]; version k has index k modulo the number of versions
+    head: Weights  # embedding and head that the head runs with, stacked alike; empty if they are those of `weights`
+    # the last update of the master weights, sharded like them; empty unless `extrapolate` of order 2 needs it next
     last_update: Mapping[str, Any]
 
 
 class Factors(NamedTuple):
-    """What prediction multiplies the last updates with (`stage_factors`), newest first.
+    """What prediction multiplies the last updates with (`stage_factors`), newest first; float32."""
 
-    Attributes:
-      layers: float32 [update, row of the stacked layers].
-      embedding: float32 [update], for the embedding and head with which the embedding runs.
-      head: float32 [update], for the embedding and head with which the head runs.
-    """
-
-    layers: Any
-    embedding: Any
-    head: Any
+    layers: Any  # [update, row of the stacked layers]
+    embedding: Any  # [update], for the embedding and head with which the embedding runs
+    head: Any  # [update], for the embedding and head with which the head runs
 
 
 class VersionStore:
-    """Makes versions of a run's weights and keeps them in a stack.
-
-    Args:
-      config: a validated config.
-      mesh: the mesh of the run.
-      layout: a layout whose pipeline has windows.
-      optimizer: the update rule, which prediction by momentum asks for its next update.
-
-    Attributes:
-      specs: PartitionSpecs of `Versions`.
-      factors: for each semantics of the run, by name, the `Factors` of its batches on the host; empty without
-        prediction.
-    """
+    """Makes versions of a run's weights and keeps them in a stack, for a layout whose pipeline has windows."""
 
     def __init__(self, config: Config, mesh: Mesh, layout: WeightLayout, optimizer: optax.GradientTransformation):
         self._mesh, self._layout, self._optimizer = mesh, layout, optimizer
@@ -81,9 +57,10 @@ class VersionStore:
         self._dtype = jnp.dtype(config.model.dtype)
         self._tile = TILES.get(mesh.devices.flat[0].platform)
         self._number = layout.pipeline.spec.sizes.versions
+        # By the name of each semantics of the run, on the host; empty without prediction.
         self.factors = {} if self._kind == "none" else _factors(config, layout)
         stacked = jax.tree.map(lambda spec: P(None, *spec), layout.compute, is_leaf=lambda x: isinstance(x, P))
-        self.specs = Versions(
+        self.specs = Versions(  # PartitionSpecs
             stacked,
             head=outer(stacked) if any(np.any(f.embedding != f.head) for f in self.factors.values()) else {},
             last_update=layout.master if config.pipeline.stores_last_update else {},
@@ -105,13 +82,10 @@ class VersionStore:
         return jax.eval_shape(self.start, self._layout.shapes)
 
     def add(self, versions: Versions, state: TrainState, update: Update, factors: Factors | tuple[()]) -> Versions:
-        """Replaces the oldest version by that of a state's weights; for use under `jit`.
+        """Replaces the oldest version by that of `state`, to which `update` led; for use under `jit`.
 
-        Args:
-          versions: the versions before the update.
-          state: the train state after the update.
-          update: the update that led to `state`. If loss scaling skipped it, the newest version is repeated.
-          factors: the factors of the batches to come; `()` without prediction.
+        If the step skipped the update, the newest version is repeated. `factors` are those of the batches to come, `()`
+        without prediction.
         """
         updates, newest = self._updates(versions, state, update), (state.step - 1) % self._number
 
@@ -221,13 +195,9 @@ def _factors(config: Config, layout: WeightLayout) -> dict[str, Factors]:
 
 
 def predicted(weights: Weights, updates: Sequence[Weights], of_rows: jax.Array, of_outer: jax.Array) -> Weights:
-    """The weights plus the sum of updates times their factors.
+    """The master weights plus the sum of their updates, newest first, times the factors of each update.
 
-    Args:
-      weights: master weights.
-      updates: updates of them, newest first.
-      of_rows: the factors of the layers, float32 [update, row].
-      of_outer: the factors of embedding and head, float32 [update].
+    `of_rows`, float32 [update, row], is for the layers; `of_outer`, float32 [update], for embedding and head.
     """
 
     def ahead(part: str, w: jax.Array, *updates: jax.Array) -> jax.Array:

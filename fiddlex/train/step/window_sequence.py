@@ -1,8 +1,8 @@
 """Selects the window that each step runs, and puts every distinct window on the devices once.
 
-The pipeline is empty at the start and at the end of each phase of a run (`pipeline.semantics_schedule`), and of the run
-itself: the last windows of a phase start no microbatch of later batches. If a notebook takes more steps after the end
-of the run, the pipeline fills again and continues.
+The pipeline is empty at the start and the end of the run and of each of its phases (`pipeline.semantics_schedule`): the
+last windows of a phase start no microbatch of later batches. If a notebook takes more steps after the end of the run,
+the pipeline fills again and continues.
 """
 
 import math
@@ -20,18 +20,10 @@ from fiddlex.train.step.state import WeightLayout
 
 
 class WindowSequence:
-    """The windows of a run's steps.
-
-    Args:
-      layout: a layout whose pipeline has windows.
-      mesh: the mesh whose devices hold the windows.
-
-    Attributes:
-      phases: the phases of the run. A run that decides about them sets them anew; steps already begun, and batches that
-        have started in them, must keep their phase.
-    """
+    """The windows of a run's steps, for a layout whose pipeline has windows."""
 
     def __init__(self, layout: WeightLayout, mesh: Mesh):
+        # A run that decides about its phases sets them anew; steps and batches that have begun must keep their phase.
         self.phases, self._windows = layout.pipeline.phases, layout.pipeline.windows
         self._spec = layout.pipeline.spec
         self._longest = max(windows.longest for windows in self._windows.values())
@@ -53,7 +45,6 @@ class WindowSequence:
         return int(min(self._spec.sizes.batches, self._end(step) - step))
 
     def of(self, step: int) -> DeviceWindow:
-        """The window of a step."""
         phase, batches = self._phase(step), self.num_batches(step)
         begun = phase.start if step < phase.end else phase.end
         windows = self._windows[phase.semantics]
@@ -64,7 +55,6 @@ class WindowSequence:
         return self._on_devices[key]
 
     def semantics(self, step: int) -> str:
-        """The name of a step's semantics."""
         return self._phase(step).semantics
 
     def _phase(self, step: int) -> Phase:

@@ -1,16 +1,13 @@
 """Checkpoints of a workdir: saved in the background, verified when read, resumable on another layout.
 
-A checkpoint consists of two orbax items, `weights` and `optimizer`, with global shapes, a JSON item `meta`
-(`meta.py`), and a list of its files (`file_digests.py`). With delayed weights it has one more orbax item for each older
-version.
-
-A checkpoint does not hold what is in flight in a pipeline: a resumed run recomputes that from the same weights. Data
-order and dropout follow from the seeds and the step, so the step is the only position to save.
+A checkpoint has the orbax items `weights` and `optimizer`, with global shapes, and with delayed weights one for each
+older version; a JSON item `meta` (`meta.py`); and a list of its files (`file_digests.py`). It does not hold what is in
+flight in a pipeline: a resumed run recomputes that from the same weights. Data order and dropout follow from the seeds
+and the step, so the step is the only position to save.
 
 A checkpoint of which a file or an array is not what was saved is passed over, and the newest undamaged one is used. Of
 several processes each reads a part of the files to verify them, and then the parts of the arrays that its devices hold;
-all pass over a checkpoint that one of them cannot read. `Checkpoints` deletes what `Kept` does not name
-(`fiddlex.train.run.checkpoints.kept_steps`) and unfinished checkpoints, and moves damaged ones if asked to.
+all pass over a checkpoint that one of them cannot read.
 """
 
 import logging
@@ -50,12 +47,8 @@ STACKED = ("weights", "optimizer", "older", "last_update")  # the fields of a st
 class Checkpoints:
     """The checkpoints of one workdir. A context manager: leaving it waits for the background writer.
 
-    Args:
-      workdir: the run's directory; the first save creates the directory of the checkpoints in it.
-      keep_last: how many of the newest checkpoints to keep.
-      keep_every: of every so many steps, the first checkpoint is kept too; 0: of none.
-      name: name of the checkpoints' directory in `workdir`.
-      waits: whether each save is waited for, so that a copy on the devices would be of no use.
+    `keep_last` and `keep_every` are those of `Kept`. The first save makes the directory `name` in the workdir. With
+    `waits` each save is waited for, so that a copy on the devices would be of no use.
     """
 
     def __init__(
@@ -86,24 +79,15 @@ class Checkpoints:
         return steps_in(self.directory)
 
     def path(self, step: int) -> Path:
-        """The path of a step's checkpoint."""
         return self.directory / str(step)
 
     def save(
         self, state: SavedState, step: int, *, layers: Sequence[int], fingerprint: str, padded_vocab: int = 0
     ) -> None:
-        """Takes a snapshot of the state, and writes it in the background.
+        """Takes a snapshot of the state, and writes it in the background; leaves out an empty `optimizer` or `older`.
 
-        Args:
-          state: the state to save; an empty `optimizer` or `older` is left out.
-          step: the step number of the state.
-          layers: the layer of each row of the state's stacked weights (`LayerPlacement.layers`).
-          fingerprint: fingerprint of the training data (`Corpus.fingerprint`).
-          padded_vocab: number of vocabulary rows in the state's arrays, with padding rows; 0 when there is no
-            vocabulary.
-
-        Raises:
-          CheckpointError: when the directory cannot be written, or the previous background write failed.
+        The other arguments are those of `About`. Raises CheckpointError when the directory cannot be written, or the
+        previous background write failed.
         """
         self._writer.save(state, About(step, layers, fingerprint, padded_vocab))
 
@@ -119,13 +103,12 @@ class Checkpoints:
         """The newest undamaged checkpoint, with the shapes and shardings of `abstract`; None without checkpoints.
 
         Args:
-          abstract: ShapeDtypeStructs with shardings. Of a checkpoint with weights alone, the result has an empty
-            `optimizer`. The padded vocabulary may differ from the saved one. With an empty
-            `optimizer` (`()`), only the weights are read. Older weights are read only if the checkpoint has them, in
-            the dtype in which they were saved.
+          abstract: ShapeDtypeStructs with shardings. With an empty `optimizer` (`()`), only the weights are read; of a
+            checkpoint with weights alone, the result's `optimizer` is empty. Older weights are read only if the
+            checkpoint has them, in the dtype in which they were saved.
           layers: the layer of each row of `abstract`; if the checkpoint has another order, its rows are moved.
           fingerprint: the fingerprint that the training data must have; empty to accept any data.
-          padded_vocab: number of vocabulary rows in `abstract`, see `save`; it may differ from the saved number.
+          padded_vocab: number of vocabulary rows in `abstract` (`About`); it may differ from the saved number.
           move_damaged: whether to move unreadable checkpoints into `DAMAGED`.
 
         Raises:
@@ -154,27 +137,15 @@ class Checkpoints:
         return None
 
     def is_writing(self) -> bool:
-        """Whether the last checkpoint is not on disk yet, or could not be written and nobody was told."""
         return self._writer.is_writing()
 
     def has_failed(self) -> bool:
-        """Whether the last checkpoint could not be written and nobody was told; `wait` then raises the error."""
         return self._writer.has_failed()
 
     def wait(self) -> None:
-        """Waits until everything is on disk.
-
-        Raises:
-          CheckpointError: when the background write failed.
-        """
         self._writer.wait()
 
     def close(self) -> None:
-        """Waits until everything is on disk, and releases the writer's threads.
-
-        Raises:
-          CheckpointError: when the background write failed.
-        """
         self._writer.close()
 
     def set_aside(self, steps: Iterable[int]) -> None:
@@ -245,10 +216,7 @@ class Checkpoints:
     def _read(
         self, step: int, abstract: SavedState, layers: Sequence[int], fingerprint: str, padded_vocab: int
     ) -> tuple[SavedState, SavedState, Meta]:
-        """What this process's devices hold of a checkpoint: the state as it was saved, the form to give it, and `meta`.
-
-        No process waits for another here.
-        """
+        """This process's part of a checkpoint: the saved state, the form to give it, `meta`; waits for no process."""
         reader = make_reader()
         meta = read_meta(self.path(step))
         expected = meta["checksums"]

@@ -3,10 +3,8 @@
 It is the sum, modulo 2³², of the array's numbers as 32-bit words, each times an odd hash of its place. It depends on
 the bits of the numbers and on their places, but not on the sharding or on zero padding: both zeros add nothing. Where
 one number alone changes, the checksum changes, unless that number was zero and becomes the other zero. Where more
-change, it changes with probability 1 − 2⁻³².
-
-Invariant: `checksum` and `checksum_of_stored` agree about equal arrays, whatever computes them. So both work with
-bits: some devices take denormal numbers for zero.
+change, it changes with probability 1 − 2⁻³². Invariant: `checksum` and `checksum_of_stored` agree about equal arrays,
+whatever computes them. So both work with bits: some devices take denormal numbers for zero.
 """
 
 import json
@@ -26,10 +24,7 @@ _BLOCK = 2**20  # elements that `checksum_of_stored` takes at a time
 
 
 def checksums(arrays: dict[str, jax.Array]) -> dict[str, int]:
-    """The checksum of each array.
-
-    One array after another, since XLA's CPU backend holds the terms of the sum, which are as large as the array.
-    """
+    """The checksum of each array, one after another: XLA's CPU backend holds the sum's terms, as large as the array."""
     return {name: int(jax.device_get(checksum(x))) for name, x in arrays.items()}
 
 
@@ -91,5 +86,4 @@ def _stored_words(x: np.ndarray) -> np.ndarray:
 
 
 def text_checksum(meta: dict[str, Any]) -> int:
-    """The checksum of what a checkpoint says of itself."""
     return zlib.crc32(json.dumps(meta, sort_keys=True).encode())

@@ -1,11 +1,10 @@
 """What differs between two checkpoints: in what they say of themselves, and in the numbers of each array.
 
-Rows of stacked weights are compared layer by layer, so that the order in which two layouts keep them does not count. An
-array whose vocabulary is padded further than the other's is compared as if the other had zeros there. An array that is
-not what was saved is named, so that nobody takes a fault for training. Invariant: an array is told to be equal only if
-each of its numbers has the same bits in both, and both have the same dtype.
-
-Memory: two arrays are held at a time, and blocks of them that are compared.
+Rows of stacked weights are compared layer by layer, whatever the order in which two layouts keep them. An array whose
+vocabulary is padded further than the other's is compared as if the other had zeros there. An array that is not what was
+saved is named, so that nobody takes a fault for training. Invariant: an array is told to be equal only if each of its
+numbers has the same bits in both, and both have the same dtype. Two arrays are held in memory at a time, and blocks of
+them that are compared.
 """
 
 import dataclasses
@@ -29,25 +28,15 @@ Pairs = Iterator[tuple[np.ndarray, np.ndarray]]
 
 @dataclasses.dataclass(frozen=True)
 class ArrayDifference:
-    """How an array differs between two checkpoints.
-
-    Attributes:
-      name: its full name.
-      shapes: its shape in each of the two.
-      dtypes: its dtype in each of the two.
-      num_elements: the number of elements that were compared; 0 when the shapes cannot be compared.
-      num_different: how many of them have other bits, or another value where the dtypes differ.
-      max_absolute: the largest absolute difference; infinite where one number alone is not finite.
-      max_relative: the largest difference, divided by the larger of both absolute values.
-    """
+    """How an array differs between two checkpoints."""
 
     name: str
-    shapes: tuple[list[int], list[int]]
+    shapes: tuple[list[int], list[int]]  # in each of the two, as `dtypes`
     dtypes: tuple[str, str]
-    num_elements: int
-    num_different: int = 0
-    max_absolute: float = 0.0
-    max_relative: float = 0.0
+    num_elements: int  # that were compared; 0 when the shapes cannot be compared
+    num_different: int = 0  # elements that have other bits, or another value where the dtypes differ
+    max_absolute: float = 0.0  # the largest absolute difference; infinite where one number alone is not finite
+    max_relative: float = 0.0  # the largest difference, divided by the larger of both absolute values
 
     @property
     def equal(self) -> bool:
@@ -62,21 +51,13 @@ class ArrayDifference:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """What differs between two checkpoints.
-
-    Attributes:
-      paths: their folders.
-      meta: by field the two values of what differs in what they say of themselves; None where one lacks the field.
-      only: the names of arrays that only the first has, and of those that only the second has.
-      arrays: the arrays that both have, whether they differ or not.
-      damaged: what is wrong with which of these arrays of the first, and of the second.
-    """
+    """What differs between two checkpoints."""
 
     paths: tuple[Path, Path]
-    meta: dict[str, tuple[Any, Any]]
-    only: tuple[list[str], list[str]]
-    arrays: list[ArrayDifference]
-    damaged: tuple[dict[str, str], dict[str, str]]
+    meta: dict[str, tuple[Any, Any]]  # the two values of each field of `meta` that differs; None where one lacks it
+    only: tuple[list[str], list[str]]  # names of the arrays that only the first has, and that only the second has
+    arrays: list[ArrayDifference]  # those that both have, whether they differ or not
+    damaged: tuple[dict[str, str], dict[str, str]]  # by name, what is wrong with these arrays of each of the two
 
     def facts(self) -> dict[str, Any]:
         """The difference as a JSON object."""
@@ -86,16 +67,7 @@ class Difference:
 
 
 def difference(first: Path, second: Path, told: Callable[[str, int], None] = lambda what, size: None) -> Difference:
-    """Compares two checkpoints.
-
-    Args:
-      first: the folder of a checkpoint.
-      second: the folder of the other.
-      told: is called after each array with its name and the bytes that were read.
-
-    Raises:
-      CheckpointError: when one of them, or one of their arrays, cannot be read.
-    """
+    """Compares the checkpoints in two folders; calls `told` after each array with its name and the bytes read."""
     metas = _meta(first), _meta(second)
     stored = [StoredArrays(path, meta) for path, meta in zip((first, second), metas, strict=True)]
     fields = {name: (metas[0].get(name), metas[1].get(name)) for name in FIELDS}

@@ -32,20 +32,11 @@ _AFTERWARDS = ("commit_success.txt", "_CHECKPOINT_METADATA")
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a folder is a checkpoint that orbax was writing."""
     return _UNFINISHED in path.name
 
 
 def record_own(directory: Path, step: int, rank: int) -> None:
-    """Records the digests of the files that this process, which is not the first, has written of a checkpoint.
-
-    Does nothing when that is done already.
-
-    Args:
-      directory: the directory of the checkpoints.
-      step: the step of the checkpoint, which is being written.
-      rank: the rank of this process.
-    """
+    """Records, once, digests of the files that this process, which is not the first, has written of a checkpoint."""
     with contextlib.suppress(FileNotFoundError):
         path = _unfinished(directory, step)
         part = path / f"{_PART}{rank}"
@@ -67,11 +58,7 @@ def record_all(directory: Path, step: int) -> None:
 
 
 def read_list(path: Path) -> dict[str, str]:
-    """The recorded digest of each file of a checkpoint, by the file's path in it; empty when there is no list.
-
-    Raises:
-      ValueError: when the list is not the one that was written.
-    """
+    """The digest of each file by its path in the checkpoint; empty without a list, ValueError for a damaged one."""
     with contextlib.suppress(FileNotFoundError):
         return _read(path / LIST)
     return {}
@@ -98,15 +85,11 @@ def damaged_files(
     share: tuple[int, int] = (0, 1),
     told: Callable[[str, int], None] = lambda name, size: None,
 ) -> dict[str, str]:
-    """What is wrong with which files of a checkpoint.
+    """What is wrong with which files of a checkpoint; without a list, only links, pipes and devices are found.
 
-    Without a list of the files, only links, pipes and devices are found.
-
-    Args:
-      path: the checkpoint's folder.
-      items: folders in it whose digests to compare, besides those of files outside of folders; empty: all.
-      share: (i, n) to compare only the digests of the i-th of n equal parts of the files.
-      told: is called after each file with its name and its size in bytes.
+    `items` are the folders whose digests to compare, besides those of files outside of folders; empty: all. `share` is
+    (i, n) to compare only the digests of the i-th of n equal parts of the files. `told` is called after each file with
+    its name and its size in bytes.
     """
     foreign = foreign_files(path)
     try:
@@ -133,11 +116,7 @@ def damaged_files(
 
 
 def _unfinished(directory: Path, step: int) -> Path:
-    """The folder in which orbax is writing the checkpoint of a step.
-
-    Raises:
-      FileNotFoundError: when it is not there.
-    """
+    """The folder in which orbax is writing the checkpoint of a step; raises FileNotFoundError when it is not there."""
     found = max(directory.glob(f"{step}{_UNFINISHED}*"), key=lambda path: path.stat().st_mtime, default=None)
     if found is None:
         raise FileNotFoundError(f"{directory} has no folder {step}{_UNFINISHED}")

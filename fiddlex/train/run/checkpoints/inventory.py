@@ -27,30 +27,19 @@ Progress = Callable[[str, int], None]  # is called with what was read and its by
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A checkpoint of a workdir.
-
-    Attributes:
-      path: its folder.
-      state: where it is: "finished", "unfinished" (a process was ended while it wrote it, or writes it now) or "set
-        aside" (see `Checkpoints.set_aside`). Whether its files are whole only `verify` tells.
-      num_bytes: of all its files.
-      written: when, in seconds since 1970: the time of its newest file.
-      step: the step it says it is of; None when it cannot be read.
-      parts: what it holds: "weights", "optimizer", "last_update", and a name for each older version of the weights.
-      num_parameters: number of weights; with the vocabulary's padding, without that of layers.
-      dtypes: the dtypes of each part's arrays.
-      reason: why it cannot be read; empty when it can, or is unfinished.
-    """
+    """A checkpoint of a workdir. Whether its files are whole, only `verify` tells."""
 
     path: Path
+    # "finished", "unfinished" (a process was ended while it wrote it, or writes it now) or "set aside" (`Checkpoints`)
     state: str
-    num_bytes: int
-    written: float
-    step: int | None = None
+    num_bytes: int  # of all its files
+    written: float  # when, in seconds since 1970: the time of its newest file
+    step: int | None = None  # that it says it is of; None when it cannot be read
+    # "weights", "optimizer", "last_update", and a name for each older version of the weights
     parts: tuple[str, ...] = ()
-    num_parameters: int | None = None
-    dtypes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    reason: str = ""
+    num_parameters: int | None = None  # number of weights; with the vocabulary's padding, without that of layers
+    dtypes: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # of the arrays of each part
+    reason: str = ""  # why it cannot be read; empty when it can, or is unfinished
 
     def facts(self) -> dict[str, Any]:
         """The entry as a JSON object."""
@@ -59,32 +48,19 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a checkpoint is what was saved.
-
-    Attributes:
-      path: its folder.
-      num_arrays: the number of arrays that were read.
-      num_bytes: of these arrays, decoded.
-      num_files: the number of files whose digests were compared; 0 when the checkpoint has no list of them.
-      damaged_files: what is wrong with which file.
-      damaged_arrays: which array has another checksum than the saved one; `meta` stands for what the checkpoint says
-        of itself.
-      unreadable_arrays: why which array cannot be read.
-      seconds: how long the verification took.
-    """
+    """Whether a checkpoint is what was saved."""
 
     path: Path
-    num_arrays: int
-    num_bytes: int
-    num_files: int
-    damaged_files: dict[str, str]
-    damaged_arrays: dict[str, str]
-    unreadable_arrays: dict[str, str]
-    seconds: float
+    num_arrays: int  # that were read
+    num_bytes: int  # of these arrays, decoded
+    num_files: int  # whose digests were compared; 0 when the checkpoint has no list of them
+    damaged_files: dict[str, str]  # what is wrong with which file
+    damaged_arrays: dict[str, str]  # which array has another checksum; `meta`: what the checkpoint says of itself
+    unreadable_arrays: dict[str, str]  # why which array cannot be read
+    seconds: float  # that the verification took
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is damaged."""
         return not (self.damaged_files or self.damaged_arrays or self.unreadable_arrays)
 
     def facts(self) -> dict[str, Any]:
@@ -93,26 +69,14 @@ class Verdict:
 
 
 def entries(workdir: Path) -> Iterator[Entry]:
-    """All checkpoints of a workdir, also unfinished ones and those set aside, by folder and step.
-
-    Raises:
-      CheckpointError: when there is no such directory, or it cannot be read.
-    """
+    """All checkpoints of a workdir, also unfinished ones and those set aside, by folder and step."""
     for folder in FOLDERS:
         for path in _folders(workdir, folder):
             yield _entry(path, folder)
 
 
 def finished(workdir: Path, step: int | None = None) -> list[Path]:
-    """The folders of the finished checkpoints from which fiddlex reads.
-
-    Args:
-      workdir: the run's directory.
-      step: the step to keep to; None: all.
-
-    Raises:
-      CheckpointError: when there is none, or the directory cannot be read.
-    """
+    """The folders of finished checkpoints from which fiddlex reads, or that of `step`; CheckpointError without any."""
     paths = [path for folder in USABLE for path in _folders(workdir, folder) if path.name == str(_number(path.name))]
     chosen = [path for path in paths if step is None or int(path.name) == step]
     if not chosen and not paths:
@@ -125,12 +89,7 @@ def finished(workdir: Path, step: int | None = None) -> list[Path]:
 
 
 def verify(path: Path, told: Progress = lambda what, size: None) -> Verdict:
-    """Reads every file and every array of a checkpoint, and compares them with what was recorded as it was saved.
-
-    Args:
-      path: the checkpoint's folder.
-      told: is called after each file and each array.
-    """
+    """Compares each file and array of a checkpoint with what was recorded when it was saved; calls `told` after it."""
     start = time.monotonic()
     files = damaged_files(path, told=told)
     arrays: dict[str, str] = {}

@@ -15,15 +15,10 @@ _NAMED = 8  # steps that a message names
 
 
 class Kept(NamedTuple):
-    """Which checkpoints to keep when another one was saved, as orbax asks for it.
+    """Which checkpoints to keep when another one was saved, as orbax asks for it."""
 
-    Attributes:
-      last: how many of the newest.
-      every: of every so many steps, the first checkpoint is kept too; 0: of none.
-    """
-
-    last: int
-    every: int
+    last: int  # how many of the newest
+    every: int  # of every so many steps, the first checkpoint is kept too; 0: of none
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
         """Whether to keep each of the checkpoints, which are in the order of their steps."""
@@ -47,13 +42,7 @@ def steps_in(directory: Path) -> list[int]:
 
 
 def check_keeps(saved: TrainConfig, config: TrainConfig, directory: Path) -> None:
-    """Raises ConfigError when a run would delete checkpoints that it has kept because of `train.keep_every`.
-
-    Args:
-      saved: the section `train` with which the run was last started.
-      config: the one with which it goes on.
-      directory: the directory of the run's checkpoints.
-    """
+    """Raises ConfigError when a run would delete checkpoints in `directory` that `saved.keep_every` has kept."""
     steps = steps_in(directory)
     kept = {*steps[-config.keep_last :], *first_of_each(steps, config.keep_every)}
     if lost := [step for step in first_of_each(steps, saved.keep_every) if step not in kept]:

@@ -2,8 +2,8 @@
 
 It has the step, the layer of each row of the stacked weights, a fingerprint of the training data, each array's checksum
 and shape, the padded size of the vocabulary, jax's settings (`fiddlex.cluster.jax_settings.KEPT`), and where the run
-has them the loss scale, the state of the choice of semantics and the dtype of older weights. Its own checksum is in it
-too. Invariant: `read_meta` returns what `make_meta` made, or raises.
+has them the loss scale, the usual loss and gradient norm, the state of the choice of semantics and the dtype of older
+weights; and its own checksum. Invariant: `read_meta` returns what `make_meta` made, or raises.
 """
 
 import json
@@ -43,27 +43,20 @@ def named(items: dict[str, Any]) -> dict[str, Any]:
 
 
 def arrays_of(state: SavedState) -> dict[str, Any]:
-    """The arrays of a state by their full names."""
     return named(items_of(state))
 
 
 class About(NamedTuple):
-    """What a checkpoint says of its state that the state does not tell; see `Checkpoints.save`."""
+    """What a checkpoint says of its state that the state does not tell."""
 
     step: int
-    layers: Sequence[int]
-    fingerprint: str
-    padded_vocab: int
+    layers: Sequence[int]  # the layer of each row of the state's stacked weights (`LayerPlacement.layers`)
+    fingerprint: str  # of the training data (`Corpus.fingerprint`)
+    padded_vocab: int  # vocabulary rows in the state's arrays, with padding rows; 0 when there is no vocabulary
 
 
 def make_meta(state: SavedState, about: About, checksums: Mapping[str, int]) -> Meta:
-    """What the checkpoint of a state says of itself.
-
-    Args:
-      state: the state.
-      about: what the state does not tell.
-      checksums: of the state's arrays, by their full names.
-    """
+    """What the checkpoint of a state says of itself; `checksums` are those of the state's arrays by full name."""
     meta: Meta = {
         "step": about.step,
         "layers": list(about.layers),
@@ -114,9 +107,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
 
 
 def read_meta(path: Path) -> Meta:
-    """What the checkpoint at `path`, whose folder has the name of its step, says of itself.
-
-    Everything that reads a checkpoint calls this first.
+    """What a checkpoint, whose folder has its step's name, says of itself; whatever reads checkpoints calls this first.
 
     Raises:
       OSError: when the file cannot be read.

@@ -1,14 +1,11 @@
 """How processes use orbax so that the failure of one of them does not let the others wait.
 
-By default orbax waits for all processes after each read. A process whose read fails never comes to that point, and the
-others would wait for it in vain; so each one reads by itself, and `Checkpoints` lets them compare what they found.
+By default orbax waits for all processes after each read, a point to which a process whose read fails never comes. So
+each one reads by itself, and `Checkpoints` lets them compare what they found. After a write that failed, orbax by
+default lets the process wait for the others, which wait for the rest of its write.
 
 By default orbax also stops at the first array that it cannot read, and closes its event loop while other reads still
-run. Each of those reads then prints a traceback of its own, when Python drops it or when tensorstore finds the loop
-closed.
-
-After a write that failed, orbax by default lets the process wait for the others, which wait for the rest of its write.
-
+run. Each of those then prints a traceback of its own, when Python drops it or when tensorstore finds the loop closed.
 Invariant: when a read of arrays returns or raises, none of its tasks is still running.
 """
 
@@ -33,10 +30,8 @@ def make_reader() -> ocp.Checkpointer:
 def barrier_of_writers(written: Callable[[], None]) -> Callable[..., None]:
     """What the threads that write a checkpoint wait by: for all processes, unless this one's write has failed.
 
-    Such a thread must end, so that the main thread gets the error and ends all processes.
-
-    Args:
-      written: is called before each wait. At the first one, this process has written its part of the checkpoint.
+    Such a thread must end, so that the main thread gets the error and ends all processes. `written` is called before
+    each wait; at the first one, this process has written its part of the checkpoint.
     """
     wait = ocp.multihost.get_barrier_sync_fn()
 

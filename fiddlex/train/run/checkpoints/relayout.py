@@ -22,19 +22,11 @@ Tree = Any
 
 
 def saved_form(abstract: Tree, layers: Sequence[int], saved_layers: Sequence[int]) -> Tree:
-    """The arrays to read from a checkpoint, for a state whose rows will be in another order.
+    """ShapeDtypeStructs of what to read from a checkpoint whose rows are in another order than those of `abstract`.
 
-    Args:
-      abstract: ShapeDtypeStructs of that state, with shardings.
-      layers: the layer of each row of that state (`LayerPlacement.layers`).
-      saved_layers: the layer of each row in the checkpoint.
-
-    Returns:
-      ShapeDtypeStructs of the saved shapes. The row axis is not sharded; its mesh axes move to another axis where
-      possible.
-
-    Raises:
-      ValueError: when `saved_layers`, which come from a file, lack a layer of the state or are no layers.
+    `layers` and `saved_layers` are the layers of the rows (`LayerPlacement.layers`). The row axis is not sharded; its
+    mesh axes move to another axis where possible. Raises ValueError when `saved_layers`, which come from a file, lack a
+    layer of the state or are no layers.
     """
     is_known = isinstance(saved_layers, list | tuple) and all(type(layer) is int for layer in saved_layers)
     if not is_known or not {*layers} - {PADDING} <= {*saved_layers}:

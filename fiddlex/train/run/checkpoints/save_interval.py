@@ -1,15 +1,15 @@
 """When a run saves: every N steps, or as often as its time for checkpoints allows (`train.checkpoint_every=auto`).
 
-`auto` is CheckFreq (Mohan et al., FAST 2021) with measured costs. A save costs the time by which the steps
-around it take longer than others: the copy that the devices wait for, and the work of the background writer beside the
-steps. With cost C, the run saves every C / `train.checkpoint_overhead` seconds, so that checkpoints add at most that
-share to the time of steps. It never starts a save before the last one is safe on disk. Costs and times are measured
-anew at each save, so the interval grows when the disk slows down.
+`auto` is CheckFreq (Mohan et al., FAST 2021) with measured costs. A save costs the time by which the steps around it
+take longer than others: the copy that the devices wait for, and the work of the background writer beside the steps.
+With cost C, the run saves every C / `train.checkpoint_overhead` seconds, so that checkpoints add at most that share to
+the time of steps. It never starts a save before the last one is safe on disk. Costs and times are measured anew at each
+save, so the interval grows when the disk slows down.
 
 Where the mean time between failures M is known (`train.mean_time_to_failure_h`), a failure costs half an interval of
 repeated steps on average. With an interval T, saves and repeated steps then add the share C / T + T / 2M to the time of
-steps, which is least at √(2 C M) (Young, CACM 1974; Daly, FGCS 2006). Any other interval loses more, the one above too.
-So a bound on saves alone could only do harm, and a config that sets both is refused.
+steps, which is least at √(2 C M) (Young, CACM 1974; Daly, FGCS 2006). Any other interval loses more, so a bound on
+saves alone could only do harm, and a config that sets both is refused.
 
 Invariant: all processes of a run save after the same steps. The first one decides, and tells the others.
 """
@@ -35,29 +35,18 @@ _LEAST_S = 1e-6  # of a step, so that nothing is divided by 0
 
 
 class Decision(NamedTuple):
-    """What `auto` has found out and decided after a save.
+    """What `auto` has found out and decided after a save."""
 
-    Attributes:
-      steps: the number of steps from one save to the next.
-      step_s: seconds of a step without saves.
-      cost_s: seconds by which a save lengthens the steps around it.
-      write_s: seconds from the beginning of a save until it is safe on disk.
-      overhead: share of the time of steps that saves every `steps` steps add.
-      lost_s: seconds of steps that a failure costs on average.
-      lost: share of the time of steps that saves and repeated steps add together; None where the time to failure is not
-        known.
-    """
-
-    steps: int
-    step_s: float
-    cost_s: float
-    write_s: float
-    overhead: float
-    lost_s: float
+    steps: int  # from one save to the next
+    step_s: float  # seconds of a step without saves
+    cost_s: float  # seconds by which a save lengthens the steps around it
+    write_s: float  # seconds from the beginning of a save until it is safe on disk
+    overhead: float  # share of the time of steps that saves every `steps` steps add
+    lost_s: float  # seconds of steps that a failure costs on average
+    # share of the time of steps that saves and repeated steps add together; None where the time to failure is not known
     lost: float | None
 
     def to_record(self) -> dict[str, float]:
-        """Fields for the metrics."""
         record = {
             "checkpoint_interval": self.steps,
             "checkpoint_cost_s": self.cost_s,
@@ -68,7 +57,6 @@ class Decision(NamedTuple):
         return record if self.lost is None else record | {"expected_lost_share": self.lost}
 
     def __str__(self) -> str:
-        """A line for the log."""
         every = counted(self.steps, "step") if self.steps > 1 else "step"
         text = (
             f"Checkpoints every {every} ({readable_time(self.steps * self.step_s)}): a save costs "
@@ -83,15 +71,7 @@ class Decision(NamedTuple):
 def choose(
     *, step_s: float, cost_s: float, write_s: float, overhead: float, mean_time_to_failure_s: float = 0.0
 ) -> Decision:
-    """The number of steps from one save to the next, for measured times.
-
-    Args:
-      step_s: seconds of a step, above 0.
-      cost_s: seconds that a save costs.
-      write_s: seconds until a save is safe on disk.
-      overhead: the share of the time of steps that saves may add; not used where the time to failure is known.
-      mean_time_to_failure_s: seconds; 0: not known.
-    """
+    """The decision for measured times; `overhead` is the share that saves may add where no time to failure is known."""
     wanted_s = math.sqrt(2 * cost_s * mean_time_to_failure_s) if mean_time_to_failure_s else cost_s / overhead
     steps = max(math.ceil(max(wanted_s, write_s) / step_s), 1)
     interval_s = steps * step_s
@@ -102,14 +82,7 @@ def choose(
 
 
 class SaveInterval:
-    """Decides after which steps a run saves.
-
-    Args:
-      config: the section `train` of the run's config.
-      first_step: the step that the run starts or resumes from.
-      writes: whether a save is being written; only the first process asks.
-      clock: the time in seconds.
-    """
+    """Decides after which steps a run saves. Only the first process asks `writes` whether a save is being written."""
 
     def __init__(
         self,
@@ -149,11 +122,7 @@ class SaveInterval:
         return max(step, self._next_step)
 
     def step_done(self) -> Decision | None:
-        """Notes that the devices have done a step, and measures its time.
-
-        Returns:
-          A new decision, on the first process, once the last save is safe.
-        """
+        """Notes that the devices have done a step; the first process gets a new decision once the last save is safe."""
         now, before_s = self._clock(), self._done_s
         self._done_s = now
         if not self._every.is_auto or not processes.is_first():

@@ -2,10 +2,9 @@
 
 The train step takes over the memory of its state (donation). So a run must copy its state before it goes on: to the
 host, for which it waits, or on the devices, for which it does not. From a copy on the devices a thread then reads while
-the next steps run (the snapshot of CheckFreq, Mohan et al., FAST 2021).
-
-The copy needs as much memory as the state, beside the state and the temporaries of a step. Devices of the CPU have no
-memory of their own, so they copy to the host.
+the next steps run (the snapshot of CheckFreq, Mohan et al., FAST 2021). That copy needs as much memory as the state,
+beside the state and the temporaries of a step. Devices of the CPU have no memory of their own, so they copy to the
+host.
 """
 
 import logging

@@ -14,11 +14,10 @@ from fiddlex.train.run.checkpoints.meta import Meta
 
 
 class StoredArrays:
-    """The arrays of one checkpoint.
+    """The arrays of the checkpoint in a folder, by their full names; `meta` is what it says of itself (`read_meta`).
 
-    Args:
-      path: the checkpoint's folder.
-      meta: what the checkpoint says of itself (`read_meta`).
+    The methods raise ValueError for an array that is not there, cannot be decoded, or has another shape than the saved
+    one.
     """
 
     def __init__(self, path: Path, meta: Meta):
@@ -26,19 +25,10 @@ class StoredArrays:
         self.names: list[str] = sorted(meta["checksums"])
 
     def dtype(self, name: str) -> np.dtype:
-        """The dtype of an array, by its full name; reads no number.
-
-        Raises:
-          ValueError: when the array is not there, or has another shape than the saved one.
-        """
+        """The dtype of an array; reads no number."""
         return self._open(name).dtype.numpy_dtype
 
     def read(self, name: str) -> np.ndarray:
-        """An array, by its full name.
-
-        Raises:
-          ValueError: when the array is not there, cannot be decoded, or has another shape than the saved one.
-        """
         found: np.ndarray = self._open(name).read().result()
         return found
 

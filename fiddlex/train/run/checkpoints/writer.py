@@ -1,9 +1,8 @@
 """Writes the checkpoints of one directory in the background.
 
 A save takes a snapshot of the state before it lets the training go on: a copy on the devices, where they have room for
-it, and else a copy on the host (`snapshot.py`). A thread, and then those of orbax, write the snapshot.
-
-Before its first save, a run removes what killed processes have left of unfinished checkpoints.
+it, and else a copy on the host (`snapshot.py`). A thread, and then those of orbax, write the snapshot. Before its first
+save, a run removes what killed processes have left of unfinished checkpoints.
 
 Invariant: at most one checkpoint is being written. Its error is raised once, by the next call of `wait`, `save` or
 `close`.
@@ -34,14 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes checkpoints to a directory, which the first save creates.
-
-    Args:
-      directory: the directory of the checkpoints.
-      keep_last: how many of the newest checkpoints to keep.
-      keep_every: of every so many steps, the first checkpoint is kept too; 0: of none.
-      waits: whether each save is waited for: then the snapshot is always on the host.
-    """
+    """Writes checkpoints to a directory, which the first save creates; with `waits`, from copies on the host alone."""
 
     def __init__(self, directory: Path, *, keep_last: int, keep_every: int, waits: bool):
         self._directory = directory
@@ -54,15 +46,6 @@ class CheckpointWriter:
         self._has_room = False if waits else None  # for a snapshot on the devices; None before the first save
 
     def save(self, state: SavedState, about: About) -> None:
-        """Takes a snapshot of the state, and writes it in the background.
-
-        Args:
-          state: the state to save; an empty `optimizer` or `older` is left out.
-          about: what to say of it.
-
-        Raises:
-          CheckpointError: when the directory cannot be written, or the previous background write failed.
-        """
         self.wait()
         self._saving = about.step  # orbax's threads read it
         if self._manager is None:
@@ -109,11 +92,7 @@ class CheckpointWriter:
         return self._error is not None
 
     def wait(self) -> None:
-        """Waits until everything is on disk.
-
-        Raises:
-          CheckpointError: once, when the last checkpoint could not be written.
-        """
+        """Waits until everything is on disk; raises CheckpointError, once, if the last write has failed."""
         self._collect(wait=True)
         error, self._error = self._error, None
         if error is not None:
@@ -136,11 +115,7 @@ class CheckpointWriter:
         self._pending, self._begun = False, None
 
     def close(self) -> None:
-        """Waits until everything is on disk, and ends orbax's threads; a later save starts new ones.
-
-        Raises:
-          CheckpointError: once, when the last checkpoint could not be written.
-        """
+        """Does what `wait` does, and ends orbax's threads; a later save starts new ones."""
         self.wait()
         manager, self._manager = self._manager, None
         if manager is not None:

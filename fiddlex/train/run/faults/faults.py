@@ -24,36 +24,19 @@ KINDS = ("nonfinite", "spike")
 
 
 class Fault(NamedTuple):
-    """A step that went wrong.
+    """A step that went wrong, and what the run did."""
 
-    Attributes:
-      step: the number of the step, counted from 1.
-      batch: the number of its batch, counted from 0.
-      kind: `nonfinite` or `spike`.
-      action: what the run did.
-    """
-
-    step: int
-    batch: int
-    kind: str
+    step: int  # counted from 1
+    batch: int  # counted from 0
+    kind: str  # of `KINDS`
     action: Literal["skip", "rollback"]
 
 
 class Faults:
     """The faults of a run. All processes have the same; the first one writes the file.
 
-    Args:
-      workdir: an existing directory.
-      config: the section `train` of the run's config.
-      resumed_step: the step that training continues from; steps that were skipped after it are forgotten, since the
-        run takes them again.
-
-    Attributes:
-      path: the path of `faults.json`.
-      limit: `train.max_faults`, the number of faults with which the run still goes on.
-
-    Raises:
-      CheckpointError: from the constructor and every method, when the file cannot be written or is damaged.
+    Steps that were skipped after `resumed_step` are forgotten, since the run takes them again. The constructor and
+    every method raise CheckpointError when the file cannot be written or is damaged.
     """
 
     def __init__(self, workdir: Path, config: TrainConfig, *, resumed_step: int):
@@ -79,7 +62,6 @@ class Faults:
             self._write()
 
     def add(self, fault: Fault) -> None:
-        """Records a fault."""
         self._faults.append(fault)
         self._write()
 

@@ -32,16 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 def require_memory(config: Config, mesh: Mesh, use: Use, *, force: bool) -> None:
-    """Logs a warning where memory is scarce. All processes of a run call this, and get the same answer.
+    """Logs a warning where memory is scarce; raises ConfigError where there is too little, unless `force`.
 
-    Args:
-      config: a valid and settled config.
-      mesh: its mesh, on which nothing is yet.
-      use: what the program does.
-      force: whether it goes on although there is too little memory.
-
-    Raises:
-      ConfigError: when there is too little memory, unless `force`.
+    All processes of a run call this before anything is on `mesh`, and get the same answer. `config` is valid and
+    settled.
     """
     question = worst(_questions(config, mesh, use))
     if question is None:
@@ -102,14 +96,7 @@ def _backend(config: Config, device: jax.Device) -> Backend:
 
 
 def require_host_memory(config: Config) -> None:
-    """Checks that a run which keeps arrays in the memory of hosts has devices with a memory of their own.
-
-    Such programs run on CPU devices too, as tests run them, but save nothing there.
-
-    Raises:
-      ConfigError: when the run's devices are CPU devices.
-      DeviceError: when there are no such devices (`make_mesh`).
-    """
+    """Raises ConfigError when CPU devices are to keep arrays in host memory: such a program runs, but saves nothing."""
     uses = {
         "pipeline.stash_memory=host": config.pipeline.spills,
         "pipeline.weights_memory=host": config.pipeline.streams,

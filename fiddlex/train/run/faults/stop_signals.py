@@ -12,16 +12,12 @@ from fiddlex.terminal import interrupts
 class StopSignals:
     """Turns SIGINT, SIGTERM, SIGHUP and SIGUSR1 into a request to stop after the running step. A context manager.
 
-    Before the first step there is nothing to save, and the request ends the run at once.
-
-    A signal to one of several processes stops all of them after the same step.
-
-    Attributes:
-      received: the first signal that this process received; None before any.
+    Before the first step there is nothing to save, and the request ends the run at once. A signal to one of several
+    processes stops all of them after the same step.
     """
 
     def __init__(self) -> None:
-        self.received: signal.Signals | None = None
+        self.received: signal.Signals | None = None  # the first signal that this process received
         self._agreed = processes.agreed_stop()
         self._previous: dict[signal.Signals, object] = {}
 
@@ -39,10 +35,8 @@ class StopSignals:
 
     @property
     def ends_now(self) -> StopRequest | None:
-        """Why a run of one process shall do nothing more than save; None in a run of several.
-
-        Several would have to agree on what each of them has begun.
-        """
+        """Why a run of one process shall do nothing more than save; None in a run of several."""
+        # Several would have to agree on what each of them has begun.
         return self.stopped_by if processes.num_processes() == 1 else None
 
     def goes_on(self, step: int) -> bool:
@@ -70,11 +64,9 @@ class StopSignals:
             self._agreed.ask(number)
 
     def _leaves(self, number: signal.Signals, times: int) -> bool:
-        """Whether a signal ends the process where the program has not ended soon after it; see `interrupts`.
-
-        The main thread may be in XLA's compiler, and have run no handler yet.
-        """
+        """Whether a signal ends the process where the program has not ended soon after it; see `interrupts`."""
         if processes.num_processes() > 1:
+            # The main thread may be in XLA's compiler, and have run no handler yet.
             if self.received is None:
                 self._agreed.ask(number)
             return False

@@ -18,7 +18,7 @@ from fiddlex.train.step.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "stacks"
+FOLDER = "stacks"  # of the workdir, with the reports
 
 
 class _Watched(NamedTuple):
@@ -27,13 +27,7 @@ class _Watched(NamedTuple):
 
 
 class Watchdog:
-    """A thread that sleeps while all goes well. A context manager.
-
-    Args:
-      workdir: the directory of the run; reports go to `stacks/` in it.
-      timeout_s: seconds after which something counts as stuck; 0: never.
-      stopwatch: tells what the main thread does when it is stuck.
-    """
+    """A thread that sleeps while all goes well; with `timeout_s` 0 it never starts. A context manager."""
 
     def __init__(self, workdir: Path, timeout_s: float, stopwatch: Stopwatch):
         self._folder, self._timeout_s, self._stopwatch = workdir / FOLDER, timeout_s, stopwatch
@@ -52,11 +46,7 @@ class Watchdog:
             self._thread.join()
 
     def begin(self, what: str) -> None:
-        """Begins to watch something, in place of what was watched before.
-
-        Args:
-          what: the beginning of a sentence, such as 'Step 3'; empty to watch nothing.
-        """
+        """Watches something in place of the last; `what` begins a sentence ('Step 3'); an empty one watches nothing."""
         self._watched = _Watched(what, time.monotonic()) if what else None
 
     def _watch(self) -> None:

@@ -51,41 +51,24 @@ LOSSES = ("compilation", "data_wait", "checkpoints", "evaluation", "profiling", 
 
 
 class Interval(NamedTuple):
-    """A line of `goodput.jsonl`: what a process did since its line before, or since its start.
+    """A line of `goodput.jsonl`: what a process did since its line before, or since its start."""
 
-    Attributes:
-      time_s: its end, in seconds since 1970.
-      step: number of updates done at its end.
-      seconds: seconds by kind.
-      resumed_step: number of updates done when the process started; None except in the first line of a process.
-      ended: whether the run has come to its end here, so that the time until it is continued does not count.
-    """
-
-    time_s: float
-    step: int
-    seconds: dict[str, float]
-    resumed_step: int | None = None
-    ended: bool = False
+    time_s: float  # its end, in seconds since 1970
+    step: int  # number of updates done at its end
+    seconds: dict[str, float]  # by kind
+    resumed_step: int | None = None  # number of updates when the process started; None after a process's first line
+    ended: bool = False  # whether the run ended here, so that the time until it is continued does not count
 
     @property
     def start_s(self) -> float:
-        """The beginning of the interval, in seconds since 1970."""
         return self.time_s - sum(self.seconds.values())
 
 
 class Goodput:
     """Accounts for the wall time of a run. A context manager.
 
-    Only the first process of several reads and writes the file; to the others, every method does nothing.
-
-    Args:
-      workdir: an existing directory.
-      stopwatch: measures this process.
-      resumed_step: the step that training continues from. When a run starts afresh (0) where another run has ended, the
-        account begins anew.
-
-    Raises:
-      CheckpointError: from the constructor and every method, when the file cannot be written.
+    Only the first process of several reads and writes the file; to the others, every method does nothing. When a run
+    starts afresh (`resumed_step` is 0) where another run has ended, the account begins anew.
     """
 
     def __init__(self, workdir: Path, stopwatch: Stopwatch, *, resumed_step: int):
@@ -109,12 +92,7 @@ class Goodput:
         self._resumed_step = step
 
     def write(self, step: int, *, ended: bool = False) -> None:
-        """Appends a line for the time since the last one.
-
-        Args:
-          step: number of updates done.
-          ended: whether the run has come to its end.
-        """
+        """Appends a line for the time since the last one; `step` and `ended` are those of an `Interval`."""
         if not processes.is_first():
             return
         seconds = dict.fromkeys(_KINDS.values(), 0.0)
@@ -144,15 +122,12 @@ class Goodput:
 
 
 def account(intervals: Sequence[Interval]) -> Record:
-    """How the wall time of a run was spent.
-
-    Args:
-      intervals: the lines of the file, at least one.
+    """How the wall time of a run was spent, by at least one line of its file.
 
     Returns:
       `step`; `wall_time_s`, the seconds from the start of the run to its last line; `goodput`, the share of them in
       which it took steps that it did not have to repeat; and the share of each kind in `LOSSES`, as
-      `compilation_share`. All shares add up to 1.
+      `compilation_share`.
     """
     seconds = dict.fromkeys(("steps", *LOSSES), 0.0)
     kept_step: float = math.inf  # of what came before, the steps after this one were repeated

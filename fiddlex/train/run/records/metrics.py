@@ -1,12 +1,11 @@
 """Where a run's numbers go: `metrics.jsonl`, TensorBoard, and Weights & Biases if asked for.
 
-All processes of a run have the same numbers, and the first one writes them.
-
-A record is a flat dictionary with `step`. Training records, evaluation records (those with `eval_loss`) and decisions
-about semantics (those with `semantics`) are lines of the same file, in the order of their steps; the record of goodput
-(with `goodput`) is the last one. On resume, the writer drops that record and the lines of steps that will be trained
-again, so that an interrupted run ends with the same file as an uninterrupted one, the times aside. At Weights & Biases
-nothing can be dropped, so those steps are not written a second time.
+All processes of a run have the same numbers, and the first one writes them. A record is a flat dictionary with `step`.
+Training records, evaluation records (those with `eval_loss`) and decisions about semantics (those with `semantics`) are
+lines of the same file, in the order of their steps; the record of goodput (with `goodput`) is the last one. On resume,
+the writer drops that record and the lines of steps that will be trained again, so that an interrupted run ends with the
+same file as an uninterrupted one, the times aside. At Weights & Biases nothing can be dropped, so those steps are not
+written a second time.
 """
 
 import contextlib
@@ -30,20 +29,10 @@ _MOST_LINE = 2**20  # bytes of a record
 
 
 class MetricsWriter:
-    """Writes records to a workdir. A context manager.
+    """Writes records to a workdir. A context manager, which also closes `wandb_run`.
 
-    Args:
-      workdir: an existing directory.
-      resumed_step: the step that training continues from; the writer drops records of later steps. When a run starts
-        afresh (0) in a directory with records of another run, the writer moves that file aside.
-      wandb_run: the run at Weights & Biases to write to as well, which the writer closes.
-
-    Attributes:
-      path: the path of `metrics.jsonl`.
-      evaluations: the evaluation records, in order.
-
-    Raises:
-      CheckpointError: from the constructor and every method, when the files cannot be written.
+    When a run starts afresh (`resumed_step` is 0) in a directory with records of another run, it moves that file aside.
+    The constructor and every method raise CheckpointError when the files cannot be written.
     """
 
     def __init__(self, workdir: Path, *, resumed_step: int, wandb_run: WandbRun | None = None):
@@ -65,7 +54,6 @@ class MetricsWriter:
         return self.evaluations
 
     def write(self, record: Record) -> None:
-        """Appends one record and flushes the file."""
         if "eval_loss" in record:
             self.evaluations.append(record)
         if not processes.is_first():
@@ -146,7 +134,6 @@ def _key(record: Record) -> tuple[int, frozenset[str]]:
 
 
 def describe_loss(record: Record) -> str:
-    """The loss of a training record as text."""
     return "loss not finite" if record["loss"] is None else f"loss {record['loss']:.4f}"
 
 

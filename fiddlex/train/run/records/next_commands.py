@@ -15,13 +15,10 @@ _PROMPTS = {"stdlib": "def "}  # by data.source; other runs begin with the start
 
 
 def next_commands(config: Config, workdir: Path, *, program: str, file: str = "") -> list[str]:
-    """Lines of text: a heading and the commands; empty when the run has left nothing that a command could read.
+    """A heading and the commands, as lines; empty when the run has left nothing that a command could read.
 
-    Args:
-      config: the config of the run.
-      workdir: the directory of the run.
-      file: what `--config` of the run named; the commands name it too where it has registered the model's family.
-      program: `sys.argv[0]` of the run, `fiddlex train` or the path of `train.py`.
+    `program` is `sys.argv[0]` of the run, `fiddlex train` or the path of `train.py`. `file` is what the run's
+    `--config` named; the commands name it too where it has registered the model's family.
     """
     where = f"--workdir={shlex.quote(str(workdir))}"
     if file and config.model.family not in BUILT_IN:

@@ -15,25 +15,16 @@ from fiddlex.train.run.records.metrics import describe, describe_loss
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-      step: number of updates done.
-      stopped_by: the signal that stopped the run before its end, and the rank that received it; None when the run
-        reached its end.
-      record: the last training record; None when the run took no step.
-      evaluation: the last evaluation record, or with `train.patience` the best one; None when the run evaluated
-        nothing.
-      sample: text sampled at the end; empty unless the config asks for a sample.
-      goodput: how the wall time of the run, its restarts included, was spent (`goodput.py`); None when
-        the run took no step, and on all processes but the first.
-    """
-
-    step: int
+    step: int  # number of updates done
+    # the signal that stopped the run before its end, and the rank that received it; None when the run reached its end
     stopped_by: StopRequest | None
-    record: Record | None
+    record: Record | None  # the last training record; None when the run took no step
+    # the last evaluation record, or with `train.patience` the best one; None when the run evaluated nothing
     evaluation: Record | None
-    sample: str
+    sample: str  # text sampled at the end; empty unless the config asks for a sample
+    # how the wall time was spent (`goodput.py`); None when the run took no step, and on all processes but the first
     goodput: Record | None
 
     def to_dict(self) -> Record:

@@ -23,16 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Starts and ends the trace of this process. A context manager: leaving it ends a trace that is still running.
-
-    Args:
-      workdir: the directory of the run.
-      config: names the steps and the processes.
-
-    Raises:
-      ConfigError: when the run does not have a process that the config names.
-      DeviceError: when a trace would crash the process.
-    """
+    """Starts and ends the trace of this process. A context manager: leaving it ends a trace that is still running."""
 
     def __init__(self, workdir: Path, config: TrainConfig):
         self._steps = parse_steps("train.profile_steps", config.profile_steps, num_steps=config.num_steps)
@@ -70,11 +61,6 @@ class Profiler:
             self._steps = range(0)
 
     def stop(self) -> None:
-        """Ends the trace and writes it.
-
-        Raises:
-          CheckpointError: when it cannot be written.
-        """
         self._is_running = False
         name = f"steps-{self._steps[0]}-{self._steps[-1]}"
         target = self._directory / "plugins" / "profile" / name

@@ -12,28 +12,16 @@ logger = logging.getLogger(__name__)
 
 
 class Reports:
-    """Reports what a run has done.
-
-    Args:
-      writer: writes records to the workdir.
-      terminal: shows progress and records.
-      goodput: accounts for the wall time of the run.
-
-    Attributes:
-      terminal: shows progress and records.
-      last_record: the record of the last step that is done; None before the first.
-      last_evaluation: the record of the last evaluation; None before the first.
-    """
+    """Reports what a run has done."""
 
     def __init__(self, writer: MetricsWriter, terminal: Reporter, goodput: Goodput):
         self.terminal = terminal
-        self.last_record: Record | None = None
+        self.last_record: Record | None = None  # of the last step that is done
         self.last_evaluation: Record | None = None
         self._writer, self._goodput = writer, goodput
 
     @property
     def evaluated_step(self) -> int:
-        """The step of the last evaluation that is on disk, -1 when there is none."""
         return self._writer.evaluated_step
 
     def num_evaluations_after(self, step: int) -> int:
@@ -41,39 +29,29 @@ class Reports:
         return sum(record["step"] > step for record in self._writer.evaluations)
 
     def check(self) -> None:
-        """Raises CheckpointError when the workdir is no longer the one of this run."""
         self._writer.check()
 
     def step_done(self, record: Record) -> None:
-        """Notes the record of a step that is done."""
         self.last_record = record
         self.terminal.advance(record["step"])
 
     def training(self, record: Record) -> None:
-        """Writes and shows a training record."""
         self._writer.write(record)
         self.account(record["step"])
         self.terminal.record(record)
 
     def evaluation(self, record: Record) -> None:
-        """Writes and shows an evaluation record."""
         self.last_evaluation = record
         self._writer.write(record)
         self.account(record["step"])
         self.terminal.record(record)
 
     def decision(self, record: Record, text: str) -> None:
-        """Writes a decision of the run as a record, and shows it as text."""
         self._writer.write(record)
         self.terminal.line(text)
 
     def account(self, step: int, *, ended: bool = False) -> None:
-        """Accounts for the time until now, unless this process has taken no step: then the run is as it was.
-
-        Args:
-          step: number of updates done.
-          ended: whether the run has come to its end, so that what follows is not lost time.
-        """
+        """Accounts for the time until now, unless this process has taken no step: then the run is as it was."""
         if self.last_record:
             self._goodput.write(step, ended=ended)
 

@@ -32,25 +32,15 @@ Figures = Mapping[str, float]
 
 
 class Slow(NamedTuple):
-    """A process that is slower than the others in one respect.
-
-    Attributes:
-      rank: its rank.
-      respect: what is slow, as an identifier: `host`, `devices` or `steps`.
-      text: the same as a sentence with the figures.
-    """
+    """A process that is slower than the others in one respect."""
 
     rank: int
-    respect: str
-    text: str
+    respect: str  # what is slow: `host`, `devices` or `steps`
+    text: str  # the same as a sentence with the figures
 
 
 class SlowRanks:
-    """Compares the processes of a run at its log points.
-
-    Args:
-      device: a device of this process.
-    """
+    """Compares the processes of a run at its log points; `device` is one of this process."""
 
     def __init__(self, device: jax.Device):
         self._probe = _make_probe(device) if processes.num_processes() > 1 else None
@@ -62,22 +52,16 @@ class SlowRanks:
         self.probe()
 
     def probe(self) -> None:
-        """Times the devices of this process alone; to be called while they have nothing else to do.
-
-        The shorter one of the last two times counts, so that one disturbance makes no process slow.
-        """
+        """Times this process's idle devices. The shorter of the last two times counts, whatever disturbed the other."""
         if self._probe:
             self._probes_s.append(min(self._probe() for _ in range(_TURNS)))
 
     def compare(self, record: Record) -> Record:
-        """Shows this process's figures to the others; the first process compares the figures it knows of.
+        """Shows the figures of this process in `record` to the others; the first process compares those it knows of.
 
         It does not wait for the others: the figures are those of the newest log point that all processes have shown,
-        since other figures could not be compared. It logs a warning for each process that was slow at two log points
-        in a row, once while it stays slow.
-
-        Args:
-          record: has `step` and the figures of this process besides the probe.
+        since other figures could not be compared. It logs a warning for each process that was slow at two log points in
+        a row, once while it stays slow.
 
         Returns:
           Fields for the record of the first process: each figure as a list by rank. Empty in a run of one process, and
@@ -111,15 +95,12 @@ class SlowRanks:
 
 
 def find_slow(figures: Mapping[int, Figures]) -> list[Slow]:
-    """The processes that are slow.
+    """The processes that are slow, by the `FIGURES` of each.
 
     A host is slow when it is busy or waits for data for longer than the median of the hosts, by more than `TOLERANCE`
     of the step time. Devices, and steps as a whole, are slow when they take longer than the median by more than
     `TOLERANCE` of it. Differences up to `NOISE_S` count nowhere. The median of an even number of processes is the lower
     of the two in the middle, so that one of two can be slow.
-
-    Args:
-      figures: the `FIGURES` of each process, by rank.
     """
     found = []
     step_s = _median(each["step_time_s"] for each in figures.values())

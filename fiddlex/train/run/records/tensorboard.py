@@ -22,12 +22,7 @@ from tensorboardX.record_writer import masked_crc32c
 class EventFile:
     """A new event file, which the first `write` makes: a run that ends before leaves no empty one.
 
-    Args:
-      directory: the directory of TensorBoard's files; created if needed.
-      purge_step: TensorBoard ignores this step and later ones in earlier files of the directory.
-
-    Raises:
-      OSError: from the constructor and every method, when the directory or the file cannot be written.
+    TensorBoard ignores step `purge_step` and later ones in earlier files of the directory.
     """
 
     def __init__(self, directory: Path, *, purge_step: int):
@@ -36,7 +31,6 @@ class EventFile:
         self._file: BinaryIO | None = None
 
     def _open(self) -> BinaryIO:
-        """Makes the file, with what it begins with."""
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         self._file = (self._directory / name).open("ab")
         _write(self._file, Event(file_version="brain.Event:2"), step=0)
@@ -44,13 +38,11 @@ class EventFile:
         return self._file
 
     def write(self, scalars: Mapping[str, float], *, step: int) -> None:
-        """Appends numbers under their names."""
         file = self._file or self._open()
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         _write(file, Event(summary=Summary(value=values)), step=step)
 
     def close(self) -> None:
-        """Closes the file."""
         if self._file is not None:
             self._file.close()
 

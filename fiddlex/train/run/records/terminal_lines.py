@@ -16,10 +16,7 @@ logger = logging.getLogger(__name__)
 class Reporter:
     """Shows a run's progress, records and remarks. A context manager.
 
-    Args:
-      start_step: the step that the run continues from.
-      num_steps: the step that the run ends at.
-      eval_every: steps from one evaluation to the next; 0 for none. A further evaluation follows the last step.
+    An evaluation follows every `eval_every` steps, and the last step; with 0 there is none.
     """
 
     def __init__(self, start_step: int, num_steps: int, *, eval_every: int = 0):
@@ -37,7 +34,6 @@ class Reporter:
         self._stack.close()
 
     def compiled(self, seconds: float, *, was_kept: bool) -> None:
-        """Reports how long compilation took, and whether an earlier run had kept the program."""
         done = (
             "Traced the train step, and found it compiled by an earlier run," if was_kept else "Compiled the train step"
         )
@@ -51,7 +47,6 @@ class Reporter:
         self._phase.advance(self._start_step)
 
     def advance(self, step: int) -> None:
-        """Notes that a step is done."""
         self._step, self._step_time = step, time.monotonic()
         if self._phase:
             self._phase.advance(step)
@@ -67,7 +62,6 @@ class Reporter:
         self._evaluated_step = step
 
     def record(self, record: Record) -> None:
-        """Shows a training or evaluation record."""
         step = record["step"]
         if "eval_loss" in record:
             self.line(f"step {step}/{self._num_steps}  {describe(record)}")
@@ -79,15 +73,10 @@ class Reporter:
             self.line(f"step {step}/{self._num_steps}  {loss}  {speed}  {self._time_left()}".rstrip())
 
     def line(self, text: str) -> None:
-        """Shows a line of the log."""
         logger.info("%s", text)
 
     def _time_left(self) -> str:
-        """The time left until the final evaluation ends, as text.
-
-        The estimate assumes that every evaluation takes as long as the last one. Before the first evaluation, the text
-        gives the number of evaluations separately.
-        """
+        """The time left until the final evaluation ends, as text, if every evaluation takes as long as the last one."""
         step = self._step
         done = step - self._start_step
         if done <= 0 or step >= self._num_steps:
@@ -96,6 +85,6 @@ class Reporter:
         evaluations = 0
         if self._eval_every:
             evaluations = -(-self._num_steps // self._eval_every) - self._evaluated_step // self._eval_every
-        if evaluations and not self._evaluation_s:
+        if evaluations and not self._evaluation_s:  # nobody knows yet how long one takes
             return f"{readable_time(seconds)} and {counted(evaluations, 'evaluation')} left"
         return f"{readable_time(seconds + evaluations * self._evaluation_s)} left"

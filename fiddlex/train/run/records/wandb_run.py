@@ -33,22 +33,10 @@ _FINISH_TIMEOUT_S = 60.0
 
 
 class WandbRun:
-    """The run at Weights & Biases.
+    """The run at Weights & Biases; `resumed_step` 0 starts another one. Raises ConfigError without the package wandb.
 
     If it cannot be started online, wandb keeps its numbers in files of the workdir, which `wandb sync` sends later. If
     it fails afterwards, one warning follows and nothing more is written.
-
-    Args:
-      workdir: an existing directory; wandb writes to its folder `wandb`.
-      config: the run's config, which wandb shows.
-      resumed_step: the step that training continues from; 0 starts another run at Weights & Biases.
-
-    Attributes:
-      written_step: the last step whose records may already be there; -1 for none.
-
-    Raises:
-      ConfigError: when the package wandb is not installed.
-      CheckpointError: when `wandb.json` cannot be written.
     """
 
     def __init__(self, workdir: Path, config: Config, *, resumed_step: int):
@@ -63,13 +51,12 @@ class WandbRun:
         path = workdir / "wandb.json"
         known = read_id(path, project=config.train.wandb_project) if resumed_step else None
         self._id = known or secrets.token_hex(4)
-        self.written_step = math.inf if known else -1
+        self.written_step = math.inf if known else -1  # the last step whose records may already be there; -1: none
         with writing(path):
             write_whole(path, json.dumps({"project": config.train.wandb_project, "id": self._id}))
         self._run: Any = self._start()
 
     def write(self, scalars: Mapping[str, float], *, step: int) -> None:
-        """Writes numbers under their names."""
         # The step is a number like the others: wandb's own steps never go back, and here records may share one.
         self._try("write to", lambda run: run.log({"step": step, **scalars}))
 

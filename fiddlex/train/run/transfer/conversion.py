@@ -43,13 +43,7 @@ DTYPES = ("float32", "bfloat16", "float16")  # that a folder may have
 def import_folder(folder: Path, workdir: Path, change: Callable[[Config], Config] = lambda config: config) -> Config:
     """Makes a workdir whose checkpoint of step 0 has the weights of a folder; returns its config.
 
-    Args:
-      folder: the folder.
-      workdir: the directory to make.
-      change: maps the config of the folder's model, which has one device, to the config to use.
-
-    Raises:
-      CheckpointError: when the folder cannot be read, or the workdir is there already.
+    `change` maps the config of the folder's model, which has one device, to the config to use.
     """
     config = folder_config(folder)
     with new_folder(workdir) as made:
@@ -81,14 +75,8 @@ def export_workdir(
 ) -> int:
     """Writes a folder that transformers loads from the best or newest weights of a run; returns their step.
 
-    Args:
-      workdir: the run's directory.
-      folder: the folder to make.
-      dtype: dtype of the tensors, of `DTYPES`; empty: that of the folder the run's weights came from, else float32.
-      change: maps the run's config to the config to use.
-
-    Raises:
-      CheckpointError: when the run has no readable weights, transformers has no such model, or the folder is there.
+    `dtype`, that of the tensors, is one of `DTYPES`; empty: that of the folder the run's weights came from, else
+    float32. `change` maps the run's config to the config to use.
     """
     require_absent(folder)  # before the weights are read
     program, state = load_result(workdir, change, named_by="--source")

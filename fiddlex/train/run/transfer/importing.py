@@ -27,18 +27,9 @@ Keys = tuple[str, ...]  # that lead to a weight
 def imported(folder: Path, program: Program, fresh: Weights) -> Weights:
     """The initial weights of a run that starts from a folder of transformers, in the layout of the program.
 
-    The rule is that of `pretrained`: the folder provides all weights that the model has too, except for a classifier of
-    another task.
-
-    Args:
-      folder: the folder.
-      program: the program of the new run.
-      fresh: the run's own initial weights on the mesh. Those that the folder replaces are deleted before the folder's
-        are read, so that the devices never hold both.
-
-    Raises:
-      CheckpointError: when the folder cannot be read, its weights do not fit the model, or its tokenizer gives tokens
-        other numbers than `data.tokenizer` does.
+    As in `pretrained`, the folder provides all weights that the model has too, except for a classifier of another task.
+    `fresh` are the run's own initial weights on the mesh. Those that the folder replaces are deleted before the
+    folder's are read, so that the devices never hold both.
     """
     config = program.config
     saved = replaced(config, read_settings(folder))
@@ -61,11 +52,7 @@ def imported(folder: Path, program: Program, fresh: Weights) -> Weights:
 
 
 def converted(folder: Path, program: Program) -> Weights:
-    """All weights of a folder of transformers, in the layout of a program for the same model.
-
-    Raises:
-      CheckpointError: when the folder cannot be read, or its weights are not those of the model.
-    """
+    """All weights of a folder of transformers, in the layout of a program for the same model."""
     config = program.config
     saved = replaced(config, read_settings(folder))
     different = described_differences(["model.objective"], saved, config)

@@ -16,11 +16,9 @@ LOCK, PART = "lock", "part"
 
 
 def require_absent(target: Path) -> None:
-    """Raises CheckpointError when anything but an empty directory is at `target`, which --target names.
-
-    A new directory cannot take the place of a link or a mount.
-    """
+    """Raises CheckpointError when anything but an empty directory is at `target`, which --target names."""
     with writing(target, named_by="--target"):
+        # A new directory cannot take the place of a link or a mount.
         whole = not target.is_symlink() and target.is_dir() and not os.path.ismount(target)
         if os.path.lexists(target) and not (whole and next(target.iterdir(), None) is None):
             raise CheckpointError(
@@ -35,10 +33,6 @@ def new_folder(target: Path) -> Iterator[Path]:
 
     Until then it is in `.NAME.fiddlex-part` beside the target. The next call for the same target removes what a killed
     process left there.
-
-    Raises:
-      CheckpointError: when the target is there already and no empty directory, something else is in the way, another
-        process is making the target, or the file system refuses.
     """
     target = Path(os.path.abspath(target))
     require_absent(target)

@@ -27,11 +27,7 @@ KIND = ("family", "task", "qk_norm", "qkv_bias")  # fields of a model that tell 
 
 
 def keep_original(folder: Path, workdir: Path) -> Path | None:
-    """Keeps `config.json` and tokenizer of a folder in a workdir; returns the path of the `tokenizer.json`, if any.
-
-    Raises:
-      CheckpointError: when the folder cannot be read.
-    """
+    """Keeps `config.json` and tokenizer of a folder in a workdir; returns the path of the `tokenizer.json`, if any."""
     target = workdir / ORIGINAL
     target.mkdir()
     (target / "config.json").write_text(json.dumps(described(folder), indent=2) + "\n", encoding="utf-8")
@@ -39,11 +35,7 @@ def keep_original(folder: Path, workdir: Path) -> Path | None:
 
 
 def inherit_original(source: str, workdir: Path) -> None:
-    """Keeps in a workdir what the source of its weights, `train.init_from`, has of a folder of transformers.
-
-    Raises:
-      CheckpointError: when the source cannot be read or the workdir cannot be written.
-    """
+    """Keeps in a workdir what the source of its weights, `train.init_from`, has of a folder of transformers."""
     with writing(workdir):
         shutil.rmtree(workdir / ORIGINAL, ignore_errors=True)  # of a start that was interrupted
         if folder := folder_of(source):
@@ -76,14 +68,8 @@ def write_tokenizer(config: Config, workdir: Path, folder: Path) -> Tokenizer | 
     """Writes the tokenizer of a run to a folder, with the other files of the original tokenizer if it is that one.
 
     The tokenizer of a decoder of bytes becomes a `tokenizer.json` in which byte b is token b, and token 0 ends a text.
-
-    Returns:
-      The tokenizer; None where none is written, because the run's tokenizer is not known or has the special bytes of a
-      BERT.
-
-    Raises:
-      CheckpointError: when the run's tokenizer is not there any more.
-      DataError: when it is no tokenizer.
+    The result is None, and nothing is written, where the run's tokenizer is not known or has the special bytes of a
+    BERT.
     """
     spec, own = config.data.tokenizer, workdir / OWN_TOKENIZER
     target = folder / "tokenizer.json"
@@ -108,10 +94,9 @@ def write_tokenizer(config: Config, workdir: Path, folder: Path) -> Tokenizer | 
 def complete_description(workdir: Path, folder: Path, tokenizer: Tokenizer | None) -> None:
     """Completes `config.json` of a folder that was written, and tells transformers the special tokens.
 
-    - Where the weights came from a folder, the longest sequence stays what it was there, as rotary positions have no
-      table, even if the run's sequences were shorter.
-    - Otherwise, for a decoder, the tokenizer's separator is named as the token that begins and ends a text; without
-      these fields, transformers takes ids of another vocabulary for them.
+    Where the weights came from a folder, the longest sequence stays what it was there, as rotary positions have no
+    table, even if the run's sequences were shorter. Otherwise, for a decoder, the tokenizer's separator is named as the
+    token that begins and ends a text; without these fields, transformers takes ids of another vocabulary for them.
     """
     path, table = folder / "config.json", folder / "tokenizer_config.json"
     fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -148,10 +133,7 @@ def _byte_tokenizer() -> tokenizers.Tokenizer:
 
 
 def _byte_characters() -> list[str]:
-    """The character by which byte-level tokenizers write each byte (Radford et al. 2019).
-
-    Printable bytes of Latin-1 are written as themselves, and all others, in order, from U+0100 on.
-    """
+    """How byte-level tokenizers write bytes (Radford et al. 2019): printable Latin-1 as is, others from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]

@@ -27,8 +27,7 @@ def load_result(
       named_by: the flag that named the directory, for messages.
 
     Raises:
-      CheckpointError: when the workdir has no run or no readable checkpoint, or when the changed config has weights of
-        other shapes.
+      CheckpointError: without a run or a readable checkpoint, or when the changed config has weights of other shapes.
     """
     saved, config = result_config(workdir, change, named_by=named_by)
     # No data is read, so that any mesh will do.
@@ -48,9 +47,6 @@ def result_config(
 
     In the latter, fields of `optimizer`, and those that would change nothing, have their defaults. So no function that
     the workdir names is run.
-
-    Raises:
-      CheckpointError: when the workdir has no run, or the changed config has weights of other shapes.
     """
     saved = read_config(workdir, named_by=named_by)
     config = replaced(change(saved), FLUSHED)
@@ -61,7 +57,6 @@ def result_config(
 
 
 def no_checkpoint(workdir: Path, named_by: str = "--workdir") -> CheckpointError:
-    """The error for a run that has saved nothing yet."""
     return CheckpointError(
         f"{named_by}={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for the first "
         "one."

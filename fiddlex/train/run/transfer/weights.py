@@ -60,19 +60,10 @@ def placed(host: Weights, model: Model, layout: WeightLayout, mesh: Mesh) -> Wei
 
 
 def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], Weights]) -> Weights:
-    """The initial weights of a run that starts from another run's weights.
+    """The initial weights of a new run, in the form of `whole`: another run's where it has them, else the fresh ones.
 
-    Args:
-      workdir: the other run's directory, `train.init_from`; its best weights are used, or else its newest.
-      config: the config of the new run.
-      mesh: the mesh that the new run uses.
-      fresh: returns the new run's own initial weights in the form of `whole`; called once the other run's weights fit.
-
-    Returns:
-      Weights in the form of `whole`: the other run's where it has them, else the fresh ones.
-
-    Raises:
-      CheckpointError: when the other run has no readable weights, or they do not fit the model.
+    `workdir` is `train.init_from`; its best weights are used, or else its newest. `fresh` returns the new run's own
+    initial weights in the form of `whole`; it is called once the other run's weights fit.
     """
     workdir = Path(os.path.expanduser(workdir))  # Path.expanduser fails for an unknown user
     saved = read_config(workdir, named_by="train.init_from")
