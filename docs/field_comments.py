@@ -18,5 +18,6 @@ class FieldComments(Extension):
         """Called by griffe when it has read a class and its members."""
         fields = field_comments(cls.source)
         if cls.docstring and any(fields.values()):
-            lines = [f"  {name}: {text or '—'}" for name, text in fields.items()]
+            texts = {name: text.replace("][", r"]\[") for name, text in fields.items()}  # no link of Markdown
+            lines = [f"  {name}: {text or '—'}" for name, text in texts.items()]
             cls.docstring = Docstring("\n".join([cls.docstring.value, "", "Attributes:", *lines]), parent=cls)

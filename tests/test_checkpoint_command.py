@@ -66,6 +66,7 @@ def test_list(workdir: pathlib.Path) -> None:
 
 
 def test_verify(workdir: pathlib.Path) -> None:
+    (workdir / "checkpoints" / "-1").mkdir()  # no step has that number
     assert call("checkpoint", "verify", workdir).stdout.count(": whole; ") == 3
     file = max((workdir / "checkpoints" / "10" / "weights").rglob("d/*"), key=lambda path: path.stat().st_size)
     data = bytearray(file.read_bytes())

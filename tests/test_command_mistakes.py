@@ -412,9 +412,10 @@ def test_a_number_with_separators_a_unit_or_an_exponent_is_understood(number: in
     assert number_meant(f"{number}%", float) == f": write {number / 100:.12g}"
 
 
-@pytest.mark.parametrize("text", ["ten", "0.5", "1,2,3", "1.2.3", "", "k", "0.0001k"])
+@pytest.mark.parametrize("text", ["ten", "0.5", "1,2,3", "1.2.3", "", "k", "0.0001k", "1e999"])
 def test_other_texts_are_no_whole_numbers(text: str) -> None:
     assert number_meant(text, int) == ""
+    assert "inf" not in number_meant(text, float)
 
 
 @pytest.mark.parametrize(("warmup", "decay", "wrong"), [(10, 0, False), (11, 0, True), (11, 11, False), (0, 0, False)])

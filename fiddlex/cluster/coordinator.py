@@ -410,7 +410,8 @@ class Coordinator:
 def listed(ranks: list[int]) -> str:
     """Ranks for a message; of many, the first and how many others."""
     shown = ", ".join(map(str, ranks[:_SHOWN]))
-    return f"{shown} and {len(ranks) - _SHOWN} others" if len(ranks) > _SHOWN else shown
+    others = len(ranks) - _SHOWN
+    return f"{shown} and {others} other{'s' * (others > 1)}" if others > 0 else shown
 
 
 def _address(members: Iterable[Process]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fiddlex.config.config import Config, check_field
 from fiddlex.config.fields import UPDATES, paths
+from fiddlex.config.records import type_name
 from fiddlex.config.unused import reset_unused
 from fiddlex.errors import ConfigError
 
@@ -67,4 +68,4 @@ def _read(path: str, present: Any, text: str) -> Any:
     try:
         return type(present)(text)
     except ValueError:
-        raise ConfigError(f"{path}={text} must be of type {type(present).__name__}.") from None
+        raise ConfigError(f"{path}={text} must be of type {type_name(type(present))}.") from None

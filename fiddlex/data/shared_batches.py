@@ -142,11 +142,14 @@ class SharedBatches:
             return self._prepared(step)
         try:
             batch = self._awaited(step)
-            member.took(step)
-            self._sweep()
         except OSError as error:
             self._warn(error)
             batch = self._prepared(step)
+        member.took(step)
+        try:
+            self._sweep()
+        except OSError as error:
+            self._warn(error)
         return batch
 
     def _awaited(self, step: int) -> Batch:
@@ -204,7 +207,8 @@ class SharedBatches:
                     with contextlib.suppress(DataError):  # it is raised when that batch is asked for
                         batch = self._prepared(later)
                         self._own_ahead.add(later)
-                        self._publish(later, batch, for_others=False)
+                        if not self._publish(later, batch, for_others=False):
+                            self._own_ahead.discard(later)
                         return True
         return False
 
@@ -222,15 +226,17 @@ class SharedBatches:
         own = member.name if by_others and member else ""
         return any(_keeps(first, step) for name, first in _positions(self._members) if name != own)
 
-    def _publish(self, step: int, batch: Batch, *, for_others: bool) -> None:
-        """Writes a batch for the runs that need it; where that fails, they prepare it themselves."""
+    def _publish(self, step: int, batch: Batch, *, for_others: bool) -> bool:
+        """Writes a batch for the runs that need it, which prepare it themselves where that fails; whether it did."""
         if not self._is_needed(step, by_others=for_others):
-            return
+            return False
         try:
             with replacing(self._file(step), shared=True) as opened:
                 np.savez(opened, allow_pickle=False, **batch)
         except OSError as error:
             self._warn(error)
+            return False
+        return True
 
     def _sweep(self) -> None:
         """Removes the batches that no run needs, and what killed processes left."""

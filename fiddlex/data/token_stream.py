@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fiddlex.data.boundaries import find_documents
 from fiddlex.data.tokenizers import Tokenizer
 from fiddlex.terminal.readable import counted, readable_size
 
-_DECODED_AT_ONCE = 2**16  # tokens
+_DECODED_AT_ONCE, _READ_AT_ONCE = 2**16, 2**22  # tokens
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,12 +52,18 @@ class TokenStream:
         """The documents, int64[documents, 2]: the first token of each and the one after its last.
 
         A document is a run of tokens between separators: a file, or a part of a file that contains separators (stories
-        in one file, a token file). Without separators the stream is one document. The first access reads all tokens
-        once, unless `documents` is given.
+        in one file, a token file). No document is empty. Without separators the stream is one document. The first
+        access reads all tokens once, in chunks, unless `documents` is given.
         """
         if self.documents is not None:
             return self.documents
-        return find_documents(self.tokens, self.separator)
+        found = [np.zeros(0, np.int64)]
+        if self.separator is not None:
+            for start in range(0, len(self), _READ_AT_ONCE):
+                found.append(start + np.flatnonzero(self.tokens[start : start + _READ_AT_ONCE] == self.separator))
+        separators = np.concatenate(found)
+        bounds = np.stack([np.append(-1, separators) + 1, np.append(separators, len(self))], axis=1)
+        return bounds[bounds[:, 0] < bounds[:, 1]]
 
     def pieces(self) -> Iterator[tuple[int, np.ndarray]]:
         """Up to 64 evenly spaced pieces of 64 Ki tokens, each with the position of its first token."""

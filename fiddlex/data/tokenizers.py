@@ -61,10 +61,6 @@ class Tokenizer(Protocol):
         """The tokens that begin a text where the tokenizer's file says so (Llama); training does not use them."""
 
     @property
-    def special(self) -> SpecialTokens | None:
-        """The tokens that BERT's examples have in addition to the text, if the vocabulary has all of them."""
-
-    @property
     def vocabulary(self) -> Vocabulary:
         """Facts about the tokens: which are special, start words or end sentences."""
 
@@ -90,10 +86,6 @@ class ByteTokenizer:
     ends: ClassVar[frozenset[int]] = frozenset({0})
     unknown = None
     beginning: ClassVar[list[int]] = []
-
-    @property
-    def special(self) -> SpecialTokens | None:
-        return self.vocabulary.special
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -150,10 +142,6 @@ class JsonTokenizer:
         with self._library("cannot encode a text"):
             probe = self._tokenizer.encode("a")
         self.beginning: list[int] = probe.ids[: next((i for i, part in enumerate(probe.sequence_ids) if part == 0), 0)]
-
-    @property
-    def special(self) -> SpecialTokens | None:
-        return self.vocabulary.special
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:

@@ -5,6 +5,9 @@ import importlib.util
 import os
 import re
 
+# With weights from the host, libtpu 0.0.52 compiled hidden sizes of 64, 128, 192 and 256 for v5e, and refused 32, 48,
+# 96 and 160 (2026-11-27).
+STREAMED_WIDTH = 64
 _CUDA_PLUGINS = "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"
 
 

@@ -4,10 +4,8 @@ Reading fills each device's shard from the mapped files; writing takes each tens
 So the host never holds the whole model beside the arrays of the mesh.
 """
 
-import dataclasses
 import functools
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -17,82 +15,13 @@ import numpy as np
 
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError
-from fiddlex.interop.architecture import Architecture, Part
+from fiddlex.interop.architecture import Architecture
 from fiddlex.interop.architectures import architecture_of, config_json
 from fiddlex.interop.folder import described, read_json
-from fiddlex.interop.matching import matched
+from fiddlex.interop.matching import Wanted, matched
 from fiddlex.interop.safetensors_files import Tensor, TensorFolder, write_folder
 from fiddlex.models.model import Model
-from fiddlex.models.spec import Parameter
 from fiddlex.models.weights import Weights
-
-
-@dataclasses.dataclass(frozen=True)
-class Wanted:
-    """A tensor of a folder as a model wants it."""
-
-    part: Part
-    layer: int | None  # the number of its layer; None outside the layers
-    parameter: Parameter  # the description of the whole weight
-
-    @property
-    def name(self) -> str:
-        return self.part.name if self.layer is None else self.part.name.format(self.layer)
-
-    @property
-    def own_shape(self) -> tuple[int, ...]:
-        """The sizes of the part of the weight that the tensor is."""
-        sizes = self.parameter.shape
-        return sizes if self.part.slice is None else _without(sizes, self.part.slice[0])
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the tensor: a matrix for the kernel of a product, a vector for a bias."""
-        parameter, shape = self.parameter, self.own_shape
-        if parameter.matrix is None:
-            return shape if len(shape) == 2 and parameter.decays else (math.prod(shape),)
-        inputs = math.prod(shape[: len(parameter.matrix.inputs)])
-        matrix = (inputs, math.prod(shape) // inputs)
-        return matrix[::-1] if self.part.transposed else matrix
-
-    def takes(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape is the part; of learned positions, a model may use the first ones."""
-        if self.part.path[-1] == "positions":
-            return shape[1:] == self.shape[1:] and shape[0] >= self.shape[0]
-        return shape == self.shape
-
-    def to_own(self, tensor: np.ndarray) -> np.ndarray:
-        """The part of the weight from the tensor, as a view where numpy has one."""
-        if self.part.path[-1] == "positions":
-            return tensor[: self.shape[0]]
-        own = (tensor.T if self.part.transposed else tensor).reshape(self.own_shape)
-        return own[..., ::-1] if self.part.classes_reversed else own
-
-    def to_tensor(self, own: np.ndarray) -> np.ndarray:
-        shape = self.shape[::-1] if self.part.transposed else self.shape
-        tensor = (own[..., ::-1] if self.part.classes_reversed else own).reshape(shape)
-        return tensor.T if self.part.transposed else tensor
-
-    def put(self, result: np.ndarray, starts: tuple[int, ...], tensor: np.ndarray) -> np.ndarray:
-        """Copies the tensor into its part of `result`, a shard of the layer's weight that begins at `starts`.
-
-        Returns:
-          The part of `result` that now has numbers of the tensor, as a view; it is empty if the shard has none.
-        """
-        if self.part.slice is not None:
-            dim, index = self.part.slice
-            if not 0 <= index - starts[dim] < result.shape[dim]:
-                return result[:0]
-            result, starts = result[(slice(None),) * dim + (index - starts[dim],)], _without(starts, dim)
-        own = self.to_own(tensor)
-        piece = own[tuple(slice(a, a + n) for a, n in zip(starts, result.shape, strict=True))]
-        written = result[tuple(slice(n) for n in piece.shape)]  # smaller than the shard where rows pad the vocabulary
-        written[...] = piece
-        return written
-
-
-def _without(sizes: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    return sizes[:dim] + sizes[dim + 1 :]
 
 
 def wanted_tensors(architecture: Architecture, model: Model) -> list[Wanted]:

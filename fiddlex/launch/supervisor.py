@@ -21,6 +21,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from fiddlex.terminal import interrupts
+from fiddlex.terminal.readable import counted
 
 MAX_RESTARTS = 100  # unless the user sets another number
 FRUITLESS_STARTS = 3  # starts in a row without a later checkpoint, after which a supervisor gives up
@@ -85,7 +86,7 @@ class _Supervisor:
             begun_s, statuses = time.monotonic(), self._start()
             if set(statuses) == {0}:
                 if self._restarts:
-                    self._log(f"done after {_times(self._restarts)}.")
+                    self._log(f"done after {counted(self._restarts, 'restart')}.")
                 return 0
             if _MISUSED in statuses:
                 return _MISUSED
@@ -174,13 +175,20 @@ def _signals_to(supervisor: _Supervisor) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a realtime signal between the first and the last
+        return f"signal {number}"
+
+
 def _described(statuses: Sequence[int]) -> str:
     """What ended the processes: 'process 2 was killed by SIGKILL; processes 0, 1 ended with status 1'."""
     by_end: dict[str, list[int]] = {}
     # Those that a signal killed stand first, since their end made the others end.
     for status, index in sorted((status, index) for index, status in enumerate(statuses)):
         if status:
-            end = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            end = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with status {status}"
             by_end.setdefault(end, []).append(index)
     several = len(statuses) > 1
     parts = [f"{_named(numbers) if several else ''}{end}" for end, numbers in by_end.items()]
@@ -189,7 +197,3 @@ def _described(statuses: Sequence[int]) -> str:
 
 def _named(numbers: Sequence[int]) -> str:
     return f"process{'es' * (len(numbers) > 1)} {', '.join(map(str, numbers))} "
-
-
-def _times(number: int) -> str:
-    return f"{number} restart{'s' * (number > 1)}"

@@ -70,7 +70,7 @@ def together(tree: Tree) -> Tree:
     """`tree`, no array of which anything uses before all are computed."""
     leaves, structure = jax.tree.flatten(tree)
     # The arrays of an optimization barrier vary over the same mesh axes, so that each set of axes has its own barrier.
-    for axes in {_axes(leaf) for leaf in leaves}:
+    for axes in dict.fromkeys(map(_axes, leaves)):  # in one order in all processes
         numbers = [number for number, leaf in enumerate(leaves) if _axes(leaf) == axes]
         for number, leaf in zip(numbers, lax.optimization_barrier([leaves[n] for n in numbers]), strict=True):
             leaves[number] = leaf

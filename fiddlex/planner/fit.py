@@ -114,66 +114,45 @@ class Calibration(NamedTuple):
         Args:
           seconds: seconds of a step of each of `configs`, in their order.
           forward_s: seconds of the forward pass of `forward`.
-          about: as in `fit_profile`.
+          about: `machine`, `jax_version` and `date` of the profile.
         """
-        runs = iter(map(Run, self.configs, seconds))
-        take = lambda configs: tuple(itertools.islice(runs, len(configs)))  # noqa: E731
+        timed = map(Run, self.configs, seconds)
+        take = lambda configs: tuple(itertools.islice(timed, len(configs)))  # noqa: E731
         base = take(self.base)
         replicas = {number: take(configs) for number, configs in self.replicas.items()}
-        forward = Run(self.forward, forward_s)
-        return fit_profile(base, forward=forward, replicas=replicas, pipelines=take(self.pipelines), about=about)
-
-
-def fit_profile(
-    base: Sequence[Run],
-    *,
-    forward: Run,
-    replicas: Mapping[int, Sequence[Run]],
-    pipelines: Sequence[Run],
-    about: Mapping[str, str],
-) -> Profile:
-    """A profile with one entry.
-
-    Args:
-      base: the runs for `fit_parts`, all of the same shape.
-      forward: a run of the forward pass only, with the head, of the same shape as `base`.
-      replicas: by number of replicas, two runs: with one microbatch and with more, of as many layers as some in `base`.
-      pipelines: one run for each number of pipe ranks, of the same shape as `base`.
-      about: `machine`, `jax_version` and `date` of the profile.
-    """
-    parts, config = fit_parts(base), base[0].config
-    share = _forward_share(parts, forward)
-    entry = Entry(
-        model=config.model,
-        tensor=config.mesh.tensor,
-        sequence_parallel=config.mesh.sequence_parallel,
-        microbatch_size=config.microbatch_size,
-        recompute=config.pipeline.recompute,
-        forward_s=share * parts.layer,
-        backward_s=(1 - share) * parts.layer,
-        edges_s=parts.edges,
-        collective_matmul=config.mesh.collective_matmul,
-    )
-    sharing, exchange = {1: 1.0}, {1: 0.0}
-    for number, runs in sorted(replicas.items()):
-        sharing[number], exchange[number] = _replicated(runs, base, parts, number, least=max(sharing.values()))
-    profile = Profile(
-        machine=about["machine"],
-        jax_version=about["jax_version"],
-        date=about["date"],
-        optimizer=config.optimizer.name,
-        devices=tuple(sharing),
-        sharing=tuple(sharing.values()),
-        tick_s=(0.0,) * len(sharing),
-        exchange_s=tuple(exchange.values()),
-        update_s=parts.update,
-        fixed_s=parts.fixed,
-        entries=(entry,),
-    )
-    ticks = {1: 0.0} | {run.config.mesh.num_devices: tick_seconds(run, profile) for run in pipelines}
-    numbers = sorted(ticks)
-    row = np.interp(profile.devices, numbers, [ticks[number] for number in numbers])
-    return dataclasses.replace(profile, tick_s=tuple(row.tolist()))
+        parts, config = fit_parts(base), base[0].config
+        share = _forward_share(parts, Run(self.forward, forward_s))
+        entry = Entry(
+            model=config.model,
+            tensor=config.mesh.tensor,
+            sequence_parallel=config.mesh.sequence_parallel,
+            microbatch_size=config.microbatch_size,
+            recompute=config.pipeline.recompute,
+            forward_s=share * parts.layer,
+            backward_s=(1 - share) * parts.layer,
+            edges_s=parts.edges,
+            collective_matmul=config.mesh.collective_matmul,
+        )
+        sharing, exchange = {1: 1.0}, {1: 0.0}
+        for number, runs in sorted(replicas.items()):
+            sharing[number], exchange[number] = _replicated(runs, base, parts, number, least=max(sharing.values()))
+        profile = Profile(
+            machine=about["machine"],
+            jax_version=about["jax_version"],
+            date=about["date"],
+            optimizer=config.optimizer.name,
+            devices=tuple(sharing),
+            sharing=tuple(sharing.values()),
+            tick_s=(0.0,) * len(sharing),
+            exchange_s=tuple(exchange.values()),
+            update_s=parts.update,
+            fixed_s=parts.fixed,
+            entries=(entry,),
+        )
+        ticks = {1: 0.0} | {run.config.mesh.num_devices: tick_seconds(run, profile) for run in take(self.pipelines)}
+        numbers = sorted(ticks)
+        row = np.interp(profile.devices, numbers, [ticks[number] for number in numbers])
+        return dataclasses.replace(profile, tick_s=tuple(row.tolist()))
 
 
 def _forward_share(parts: Parts, forward: Run) -> float:
@@ -200,7 +179,7 @@ def _replicated(
     slower = max((many.seconds - few.seconds) / (same[-1].seconds - same[0].seconds), least)
     once = few.seconds - (same[-1].seconds - same[0].seconds) / _more(same) * slower
     weights = _weights(few.config)
-    update = weights / number * parts.update * slower
+    update = weights / (number if few.config.optimizer.zero1 else 1) * parts.update * slower
     return slower, max(once - update - parts.fixed, 0.0) / weights
 
 

@@ -70,21 +70,6 @@ def needed_memory(config: Config, backend: Backend) -> Memory:
     return device_memory(config, pipeline.sizes, pipeline.placement, backend)
 
 
-class PredictedPipeline(Protocol):
-    """The facts of a config's pipeline that predictions need."""
-
-    @property
-    def placement(self) -> LayerPlacement:
-        """The placement of the layers on stages."""
-
-    @property
-    def sizes(self) -> Sizes:
-        """The numbers of buffers that the pipeline holds."""
-
-    def batch_seconds(self, costs: Costs) -> float:
-        """Seconds of a batch in the lockstep clock, for the costs of the stages in seconds."""
-
-
 class _Short(NamedTuple):
     """A pipeline with one semantics whose schedule has traits; closed forms replace a simulation of its full length."""
 
@@ -127,7 +112,7 @@ class _Whole:
         return work.times(costs, copies).makespan
 
 
-def pipeline_of(config: Config) -> PredictedPipeline:
+def pipeline_of(config: Config) -> _Short | _Whole:
     """The pipeline of a config: by closed forms where its schedule has traits, else as in training (`resolve`).
 
     Raises:

@@ -196,9 +196,10 @@ def make_schedule(
             raise ScheduleError(f"schedule {name} needs {words[0]} and {words[2]}; only a table has its own.")
         sizes = {"pipe": pipe, **({} if chunks is None else {"chunks": chunks}), "num_microbatches": num_microbatches}
         if (number := 2 * math.prod(sizes.values())) > MOST_ACTIONS:
+            given = ", ".join(f"{word}={size}" for word, size in zip(words, asked, strict=True) if size is not None)
             raise ScheduleError(
-                f"schedule {name} with {words[0]}={pipe}, {words[2]}={num_microbatches} has {number:,} actions or "
-                f"more; it can have {MOST_ACTIONS:,}. Use fewer ranks or microbatches."
+                f"schedule {name} with {given} has {number:,} actions or more; it can have {MOST_ACTIONS:,}. Use fewer "
+                "ranks, chunks or microbatches."
             )
         schedule = generator(**sizes)
     own = schedule.strict or source.is_own

@@ -137,11 +137,13 @@ def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, .
     for part in parts:
         name, _, length = part.strip().rpartition(":")
         match = re.fullmatch(r"(\d{1,9})|([01]?\.\d{1,9})", length, re.ASCII)
-        if not name or match is None:
-            what = (
-                f"length {length!r} is neither a number of steps nor a share such as 0.2" if name else "has no length"
-            )
-            raise _unreadable(schedule, f"the {what}" if name else f"{part.strip()!r} {what}")
+        if part.strip().startswith(":"):
+            raise _unreadable(schedule, f"{part.strip()!r} names no semantics")
+        if not name or name == "delay":
+            raise _unreadable(schedule, f"{part.strip()!r} has no length")
+        if match is None:
+            what = f"the length {length!r} is neither a number of steps nor a share such as 0.2"
+            raise _unreadable(schedule, what)
         end = start + (int(length) if match[1] else round(float(length) * num_steps))
         phases.append(Phase(name, start, end))
         start = end

@@ -176,8 +176,8 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
                 raise KeyboardInterrupt from error
             if is_lack_of_memory(error):
                 # Threads of the backend may hang now, so exit without waiting for them.
-                flag = flags.FLAGS["config"]
-                trained = None if flag.help == _OF_WORKDIR else flag.value
+                flag = flags.FLAGS["config"] if "config" in flags.FLAGS else None  # noqa: SIM401  # `get` gives the value
+                trained = flag.value if flag and flag.help != _OF_WORKDIR else None
                 advice = _memory_advice(trained, sys.modules["jax"].default_backend())
                 lines = [f"{os.path.basename(sys.argv[0])}: {advice}", *getattr(error, "__notes__", ())]
                 sys.stderr.write("\n".join([*lines, str(error).splitlines()[0], ""]))
@@ -260,10 +260,10 @@ def _end_library_log(*, failed: bool) -> None:
     library_log.end(failed=failed)
 
 
-def _memory_advice(config: Config | None, platform: str) -> str:
+def _memory_advice(config: Config | str | None, platform: str) -> str:
     """What the user can do about a lack of memory on `platform`; without a `config`, the program does not train."""
     fake = platform == "cpu"
-    if config is None:
+    if not isinstance(config, Config):
         remedies = ["end other programs that use it", "lower data.global_batch_size (for an evaluation)"]
     else:
         remedies = list(memory_remedies(config, fake=fake))

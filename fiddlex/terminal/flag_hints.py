@@ -5,6 +5,7 @@ Each function returns a message with what would be right, for a program whose fl
 
 import difflib
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -161,7 +162,7 @@ def number_meant(text: str, kind: type) -> str:
         number = float(digits) * _UNITS[match[2].lower()]
     except ValueError:
         return ""
-    if kind is int and not number.is_integer():
+    if not math.isfinite(number) or (kind is int and not number.is_integer()):
         return ""
     return f": write {f'{int(number)}' if kind is int else f'{number:.12g}'}"
 

@@ -35,7 +35,7 @@ def readable_time(seconds: float) -> str:
 
 def readable_size(num_bytes: float) -> str:
     """`612 bytes`, `6.74 KiB`, `91.17 MiB`, `480.0 GiB`: in the largest unit of which there is at least one."""
-    power = next((power for power in (4, 3, 2, 1) if num_bytes >= 1024**power), 0)
+    power = next((power for power in (4, 3, 2, 1) if round(num_bytes / 1024**power, 3) >= 1), 0)
     number = num_bytes / 1024**power
     if not power:
         return f"{number:.0f} bytes" if number != 1 else "1 byte"

@@ -74,7 +74,9 @@ class FiddlexLM(TemplateLM):
     ):
         super().__init__()
         if batch_size not in (None, "auto"):
-            overrides["data.global_batch_size"] = int(batch_size)  # type: ignore[arg-type]
+            if not str(batch_size).isdecimal():
+                raise ConfigError(f"batch_size={batch_size} must be a number of sequences, or auto.")
+            overrides["data.global_batch_size"] = int(str(batch_size))
 
         def changed(saved: Config) -> Config:
             return replaced(change(saved), overrides)

@@ -56,7 +56,7 @@ class LoaderTimes:
     num_threads: int  # `data.num_threads`
     most_threads: int  # the largest number of threads that was measured, and that a mend has
     num_samples: int  # samples of an epoch
-    sample_bytes: float  # bytes that a cache takes for a sample, on average
+    sample_bytes: float  # bytes that a cache takes for a sample, on average; 0 for one that no store has
 
     def alone_s(self, stage: str) -> float:
         """Seconds of a batch if there were only this stage, with the threads of the run."""
@@ -267,8 +267,14 @@ def measure_loader(
         num_threads=num_threads,
         most_threads=many,
         num_samples=sum(map(len, sources)),
-        sample_bytes=statistics.fmean(store.mean_bytes for store in kept) if kept else 0.0,
+        sample_bytes=_mean_bytes(staged, kept) * sum(map(len, staged)) / sum(map(len, sources)),
     )
+
+
+def _mean_bytes(sources: Sequence[StagedExamples], kept: Sequence["_Keeping"]) -> float:
+    """Bytes of a sample of these sources, on average; those of sources of which none was drawn are taken for alike."""
+    seen = [(len(source), store.mean_bytes) for source, store in zip(sources, kept, strict=True) if store.asked]
+    return sum(number * each for number, each in seen) / sum(number for number, _ in seen) if seen else 0.0
 
 
 def _replaced(

@@ -25,7 +25,7 @@ class Instruments:
         self._slow_ranks = SlowRanks(trainer.mesh.local_devices[0])
         self._stopwatch, self._lap = trainer.stopwatch, Lap(trainer.stopwatch)
         self._throughput = trainer.throughput
-        self._steps_s: list[float] = []  # of the steps since the last log point
+        self._number, self._steps_s = 0, 0.0  # the steps since the last log point, and their seconds
         self._opened = contextlib.ExitStack()
 
     def __enter__(self) -> "Instruments":
@@ -47,17 +47,17 @@ class Instruments:
 
     def step_done(self, record: Record) -> Decision | None:
         """Notes that the devices have done the step of a record; returns a new decision about saves, or None."""
-        self._steps_s.append(record["step_time_s"])
+        self._number, self._steps_s = self._number + 1, self._steps_s + record["step_time_s"]
         return self.saves.step_done()
 
     def figures(self, record: Record) -> Record:
         """The averages over the steps since the last log point, and lists by process, to add to this record."""
-        number, spent = len(self._steps_s), self._lap.take()
-        averages = self._throughput.rates(sum(self._steps_s) / number) | {
+        number, spent = self._number, self._lap.take()
+        averages = self._throughput.rates(self._steps_s / number) | {
             "host_time_s": spent[Activity.HOST] / number,
             "data_wait_s": (spent[Activity.DATA] + spent[Activity.STARVED]) / number,
         }
-        self._steps_s.clear()
+        self._number, self._steps_s = 0, 0.0
         return averages | self._slow_ranks.compare(record | averages)
 
     def probe(self) -> None:

@@ -65,10 +65,14 @@ class SyncSwitch:
         self._means: list[float] = []  # the lowest mean of a window, and the last one
         self._bad = 0
 
-    def observe(self, step: int, loss: float) -> Decision | None:
-        """Takes the training loss of step number `step`, counted from 1; returns the decision made there, if any."""
-        self._losses.append(loss)
-        if step % self._window:
+    def observe(self, step: int, loss: float | None) -> Decision | None:
+        """Takes the training loss of step number `step`, counted from 1; returns the decision made there, if any.
+
+        A loss that is not finite, None, counts in no mean; a window of such losses alone is passed over.
+        """
+        if loss is not None:
+            self._losses.append(loss)
+        if step % self._window or not self._losses:
             return None
         mean, self._losses = sum(self._losses) / len(self._losses), []
         if not self._means:

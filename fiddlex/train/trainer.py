@@ -202,8 +202,7 @@ class Trainer:
           SpikeError: at a spike without `train.on_spike=skip`.
         """
         record = self._in_flight.record(dispatched)
-        if record["loss"] is not None:
-            self._decide(dispatched.step, record["loss"])
+        self._decide(dispatched.step, record["loss"])
         return record
 
     def leave_out(self, batches: Sequence[int]) -> None:
@@ -211,7 +210,7 @@ class Trainer:
         self._feed.leave_out(batches)
         self._prepared.clear()
 
-    def _decide(self, step: int, loss: float) -> None:
+    def _decide(self, step: int, loss: float | None) -> None:
         if self._switch is None:
             return
         self.decision = self._switch.observe(step, loss)

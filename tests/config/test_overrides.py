@@ -22,6 +22,7 @@ def test_texts_are_read_in_the_type_of_the_field_and_the_config_is_left_as_it_is
         ("mesh.pipe", "'mesh.pipe': write section.field=value, as in mesh.pipe=4."),
         ("mesh=4", "'mesh=4': write section.field=value, as in mesh.pipe=4."),
         ("mesh.pipe=two", "mesh.pipe=two must be of type int."),
+        ("train.checkpoint_every=often", "train.checkpoint_every=often must be of type int, or auto."),
         ("optimizer.zero1=2", "optimizer.zero1=2: write true or false."),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.config import DataConfig
-from fiddlex.data import ByteTokenizer, Corpus, Document, TokenStream, boundaries, load_corpus
+from fiddlex.data import ByteTokenizer, Corpus, Document, TokenStream, load_corpus, token_stream
 from fiddlex.data.corpus import encode_documents, split_documents
 from fiddlex.errors import DataError
 
@@ -85,7 +85,7 @@ def test_documents_of_a_stream_lie_between_separators(lengths, chunk, last_separ
     tokens = [token for document in documents for token in (*document, 0)]
     stream = TokenStream(np.array(tokens if last_separator else tokens[:-1], "<u2"), separator=0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boundaries, "_CHUNK_TOKENS", chunk)
+        patch.setattr(token_stream, "_READ_AT_ONCE", chunk)
         bounds = stream.bounds
     assert bounds.dtype == np.int64
     assert [stream.tokens[start:stop].tolist() for start, stop in bounds] == [d for d in documents if d]

@@ -131,7 +131,7 @@ def test_text_of_a_folder(request, tmp_path, text_file, name):
     corpus = load_corpus(config, vocab_size=600, seq_len=64)
     source = make(corpus.train, corpus.tokenizer, seq_len=64, whole_words=True)
     examples = [source.example(i, epoch=0) for i in range(len(source))]
-    special = tokenizer.special
+    special = tokenizer.vocabulary.special
     documents = []
     for example in examples:
         tokens = restored(example)

@@ -59,7 +59,7 @@ def test_masked(numbered, tokens, fraction, seed, whole_words):
     unmasked = np.delete(np.arange(len(tokens)), positions)
     np.testing.assert_array_equal(masked["tokens"][unmasked], original[unmasked])
     seen = masked["tokens"][positions]
-    assert ((seen == numbered.special.mask) | (seen > 4)).all()
+    assert ((seen == numbered.vocabulary.special.mask) | (seen > 4)).all()
 
 
 @pytest.mark.parametrize("name", ["bytes", "wordpiece", "roberta"])

@@ -177,6 +177,21 @@ def test_a_full_disk_and_a_folder_that_cannot_be_used(tmp_path, monkeypatch, cap
         Run(tmp_path / "file")
 
 
+@pytest.mark.parametrize("fails", ["_awaited", "_sweep"])
+def test_a_passing_error_stops_no_later_sharing(tmp_path, monkeypatch, fails):
+    first, second = Run(tmp_path), Run(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(first.batches, fails, lambda *args: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        first.take(0)
+    second.take(0)
+    for step in range(1, STEPS):
+        first.take(step)
+        second.take(step)
+    assert first.steps == list(range(STEPS))
+    assert second.steps == ([0] if fails == "_awaited" else [])  # that batch alone was not published
+    assert not files(tmp_path)
+
+
 def test_an_error_in_a_batch_is_raised_by_the_step_that_needs_it(tmp_path):
     run, _ = Run(tmp_path), Run(tmp_path)
 

@@ -96,7 +96,7 @@ def test_one_text():
 def test_a_task_that_a_tokenizer_was_not_made_for_is_told(numbered, caplog):
     def read(*texts):
         rows = [TaskRow((text,), (), 0) for text in texts]
-        special = numbered.special
+        special = numbered.vocabulary.special
         ClassificationExamples(
             table_of(rows), classes=("a", "b"), tokenizer=numbered, special=special, seq_len=8, truncate=False
         )

@@ -55,7 +55,7 @@ def test_words_of_sentencepiece(saved):
 def test_special_tokens_are_words_of_their_own(request, name):
     tokenizer = request.getfixturevalue(name)
     continuing = int(np.flatnonzero(tokenizer.vocabulary.joins_before & tokenizer.vocabulary.joins_after)[0])
-    for special in tokenizer.special:
+    for special in tokenizer.vocabulary.special:
         ids = np.array([continuing, continuing, special, continuing, continuing], np.int32)
         assert tokenizer.vocabulary.starts_words(ids).tolist() == [True, False, True, True, False]
 
@@ -88,15 +88,19 @@ def test_sentences_end_with_a_mark_or_a_line(request, name):
 
 def test_special_bytes_are_in_no_text():
     tokenizer = ByteTokenizer()
-    assert tokenizer.special == SpecialTokens(pad=0, cls=0xFE, sep=0xFD, mask=0xFF) == require_special(tokenizer)
+    assert (
+        tokenizer.vocabulary.special
+        == SpecialTokens(pad=0, cls=0xFE, sep=0xFD, mask=0xFF)
+        == require_special(tokenizer)
+    )
     every = "".join(map(chr, [*range(1, 0xD800), *range(0xE000, 0x110000)]))
     assert np.unique(tokenizer.encode(every)).tolist() == tokenizer.vocabulary.drawable.tolist()
-    assert np.flatnonzero(tokenizer.vocabulary.is_special).tolist() == sorted(tokenizer.special)
+    assert np.flatnonzero(tokenizer.vocabulary.is_special).tolist() == sorted(tokenizer.vocabulary.special)
 
 
 def test_special_tokens_of_bert_and_roberta(wordpiece, roberta):
-    assert wordpiece.special == (0, 1, 2, 3) == require_special(wordpiece)
-    assert roberta.special == SpecialTokens(pad=1, cls=0, sep=2, mask=4) == require_special(roberta)
+    assert wordpiece.vocabulary.special == (0, 1, 2, 3) == require_special(wordpiece)
+    assert roberta.vocabulary.special == SpecialTokens(pad=1, cls=0, sep=2, mask=4) == require_special(roberta)
     for tokenizer in (wordpiece, roberta):
         assert np.flatnonzero(tokenizer.vocabulary.is_special).tolist() == list(range(5))  # [UNK] and <unk> too
         assert tokenizer.vocabulary.drawable.tolist() == list(range(5, tokenizer.vocab_size))
@@ -132,7 +136,7 @@ def with_tokens(saved, *names: str) -> JsonTokenizer:
 )
 def test_vocabulary_without_special_tokens(saved, names, missing):
     tokenizer = with_tokens(saved, *names)
-    assert tokenizer.special is None
+    assert tokenizer.vocabulary.special is None
     message = rf"tokenizer\.json' is a vocabulary without {missing}: .*add_special_tokens, .*model\.vocab_size by as"
     with pytest.raises(DataError, match=message):
         require_special(tokenizer)
@@ -141,7 +145,7 @@ def test_vocabulary_without_special_tokens(saved, names, missing):
 def test_what_the_error_advises_mends_it(saved):
     tokenizer = with_tokens(saved, "[PAD]", "[CLS]", "[SEP]")._tokenizer
     tokenizer.add_special_tokens(["[MASK]"])
-    assert saved(tokenizer).special == SpecialTokens(pad=1, cls=2, sep=3, mask=4)
+    assert saved(tokenizer).vocabulary.special == SpecialTokens(pad=1, cls=2, sep=3, mask=4)
 
 
 def test_tokenizer_that_is_not_known():

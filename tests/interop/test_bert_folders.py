@@ -284,7 +284,7 @@ def test_berts_vocabulary_becomes_a_tokenizer(lower: bool | None, ids: list[int]
     assert path is not None
     tokenizer = JsonTokenizer(path)
     assert tokenizer.encode("Naïve!中x").tolist() == ids
-    assert tokenizer.special == (0, 2, 3, 4)
+    assert tokenizer.vocabulary.special == (0, 2, 3, 4)
     assert tokenizer.vocab_size == len(WORDS)
     (tmp_path / "vocab.txt").write_text("no\nspecial\n")
     with pytest.raises(CheckpointError, match=r"vocab\.txt is no WordPiece vocabulary \(it has no line \[UNK\]"):

@@ -50,6 +50,17 @@ def test_the_number_of_restarts_is_bounded(tmp_path: pathlib.Path, capfd: pytest
     assert "Gives up after --max_restarts=4" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN, "SIGRTMIN"), (signal.SIGRTMIN + 1, "signal 35")]
+)
+def test_a_run_that_any_signal_kills_goes_on(
+    number: int, name: str, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = f"echo start >> starts; test $(wc -l < starts) = 2 || kill -{int(number)} $$"
+    assert supervise([shell(script, tmp_path)], QUICK, workdir=tmp_path) == 0
+    assert f"the process was killed by {name}." in capfd.readouterr().err
+
+
 def test_a_mistake_is_not_tried_again(tmp_path: pathlib.Path) -> None:
     assert supervise([shell("echo start >> starts; exit 2", tmp_path)], QUICK, workdir=tmp_path) == 2
     assert starts(tmp_path) == 1

@@ -196,4 +196,18 @@ MUTATIONS = (
         new="            state = SavedState(state.step, **move_rows(",
         tests=(f"{CHECKPOINT}::test_each_layer_has_its_weights_in_whatever_row",),
     ),
+    Mutation(
+        "next-save-not-counted-among-the-newest",
+        "fiddlex/train/run/checkpoints/kept_steps.py",
+        old="[*steps, coming]",
+        new="steps",
+        tests=("tests/train/run/checkpoints/test_kept_steps.py::test_the_next_save_is_one_of_the_newest",),
+    ),
+    Mutation(
+        "usual-loss-not-compared",
+        "fiddlex/train/run/checkpoints/differences.py",
+        old=' "usual",',
+        new="",
+        tests=("tests/train/run/checkpoints/test_differences.py::test_the_usual_loss_is_compared",),
+    ),
 )

@@ -186,7 +186,7 @@ MUTATIONS = (
     Mutation(
         "samples-where-do-sample-is-false",
         "fiddlex/train/inference/generation_options.py",
-        old='greedy = given.get("do_sample") is False',
+        old='greedy = given.get("do_sample", True) in (False, 0)',
         new="greedy = False",
         tests=("tests/train/inference/test_generation_options.py",),
     ),
@@ -231,5 +231,19 @@ MUTATIONS = (
         old="                self.heldout_fingerprint\n",
         new='                ""\n',
         tests=("tests/cluster/test_shared_files.py::test_other_heldout_data_on_one_rank",),
+    ),
+    Mutation(
+        "files-that-several-inputs-bring-read-again",
+        "fiddlex/data/preparation/inputs.py",
+        old="    return list(once.values())\n",
+        new="    return found\n",
+        tests=("tests/data/preparation/test_inputs.py::test_a_file_that_several_inputs_bring_is_read_once",),
+    ),
+    Mutation(
+        "batches-not-taken-after-an-error",
+        "fiddlex/data/shared_batches.py",
+        old="        member.took(step)\n        try:",
+        new="        if not self._warned:\n            member.took(step)\n        try:",
+        tests=("tests/data/test_shared_batches.py::test_a_passing_error_stops_no_later_sharing",),
     ),
 )

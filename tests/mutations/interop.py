@@ -11,7 +11,7 @@ FILES = "tests/interop/test_safetensors_files.py"
 MUTATIONS = (
     Mutation(
         "tensor-of-a-folder-not-transposed",
-        "fiddlex/interop/huggingface.py",
+        "fiddlex/interop/matching.py",
         old="own = (tensor.T if self.part.transposed else tensor).reshape(self.own_shape)",
         new="own = tensor.reshape(self.own_shape)",
         tests=(PLACES,),

@@ -83,7 +83,7 @@ MUTATIONS = (
     ),
     Mutation(
         "splits-rounded-down",
-        f"{FOLDER}/splits.py",
+        f"{FOLDER}/source.py",
         old="round(edge * float(count))",
         new="int(edge * float(count))",
         tests=("tests/data/megatron/test_packing.py::test_a_split_by_hand",),

@@ -496,4 +496,11 @@ MUTATIONS = (
         new="return int(bound.attributes) - 1 if",
         tests=("tests/xla/test_program_text.py::test_trips_of_a_loop",),
     ),
+    Mutation(
+        "updates-of-whole-replicas-fitted-as-parts",
+        "fiddlex/planner/fit.py",
+        old="(number if few.config.optimizer.zero1 else 1)",
+        new="number",
+        tests=("tests/planner/test_profile.py::test_a_machine_is_found_again_from_its_steps",),
+    ),
 )

@@ -427,4 +427,11 @@ MUTATIONS = (
         new="momentum: float = 0.9",
         tests=("tests/config/test_unused.py",),
     ),
+    Mutation(
+        "windows-that-end-without-a-loss-go-on",
+        "fiddlex/train/sync_switch.py",
+        old="        if step % self._window or not self._losses:",
+        new="        if step % self._window or loss is None:",
+        tests=("tests/train/test_sync_switch.py::test_decisions_follow_from_the_means_of_windows",),
+    ),
 )

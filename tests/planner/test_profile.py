@@ -186,8 +186,10 @@ TIMES = st.floats(0.001, 1.0)
 
 
 @settings(max_examples=40, deadline=None)
-@given(TIMES, TIMES, st.floats(0.0, 0.01), st.floats(0.0, 1e-7), st.floats(0.0, 0.01), st.floats(1.0, 2.0))
-def test_a_machine_is_found_again_from_its_steps(forward_s, ratio, edges_s, update_s, fixed_s, slower):
+@given(
+    TIMES, TIMES, st.floats(0.0, 0.01), st.floats(0.0, 1e-7), st.floats(0.0, 0.01), st.floats(1.0, 2.0), st.booleans()
+)
+def test_a_machine_is_found_again_from_its_steps(forward_s, ratio, edges_s, update_s, fixed_s, slower, zero1):
     """A profile fitted to what another predicts predicts the same of layouts that neither is made of."""
     # Exchange beyond the update is told from fixed costs, so both are part of what must come out.
     entry = dataclasses.replace(
@@ -196,16 +198,23 @@ def test_a_machine_is_found_again_from_its_steps(forward_s, ratio, edges_s, upda
     truth = dataclasses.replace(
         PROFILE, entries=(entry,), update_s=update_s, fixed_s=fixed_s, sharing=(1.0, slower, 2 * slower)
     )
-    calibration = Calibration.of(make_config(), (2, 4))
+
+    def make(*parts):
+        config = make_config(*parts)
+        config.optimizer.zero1 = zero1
+        return config
+
+    calibration = Calibration.of(make(), (2, 4))
     times = [seconds(config, truth) for config in calibration.configs]
     forward = 4 * (8 * entry.forward_s + entry.edges_s / 3)
     about = {name: getattr(truth, name) for name in ("machine", "jax_version", "date")}
     found = calibration.fit(times, forward, about)
     for config in (
-        make_config(MeshConfig(data=2, pipe=2)),
-        make_config(MeshConfig(pipe=4), PipelineConfig("zb_h1", num_microbatches=8)),
-        make_config(MeshConfig(pipe=2), PipelineConfig("interleaved_1f1b", 2, 4)),
-        make_config(MeshConfig(pipe=4), PipelineConfig(num_microbatches=8, semantics="2bw")),
+        make(MeshConfig(data=2)),
+        make(MeshConfig(data=2, pipe=2)),
+        make(MeshConfig(pipe=4), PipelineConfig("zb_h1", num_microbatches=8)),
+        make(MeshConfig(pipe=2), PipelineConfig("interleaved_1f1b", 2, 4)),
+        make(MeshConfig(pipe=4), PipelineConfig(num_microbatches=8, semantics="2bw")),
     ):
         assert seconds(config, found) == pytest.approx(seconds(config, truth), rel=1e-4)
 

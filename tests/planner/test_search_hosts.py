@@ -10,12 +10,13 @@ from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.topology import load_topology
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.layouts import Layout, layouts
 from fiddlex.planner.no_plan import why_none
 from fiddlex.planner.predict import needed_memory, predict
 from fiddlex.planner.report import as_text, further_text, plan_facts
-from fiddlex.planner.search import Found, evaluate, search, search_further
+from fiddlex.planner.search import Found, evaluate, further_problems, search, search_further
 from fiddlex.schedules.generators import make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.placement import place_layers
@@ -91,6 +92,14 @@ def test_as_much_goes_to_the_host_as_it_takes(monkeypatch, peaks, told):
         assert plan.config.validate().pipeline.streams == (offloaded == 5)
         assert plan.config.optimizer.offload == (here == 5)
         assert plan.config.pipeline.spills == (streamed == 5)
+
+
+@pytest.mark.parametrize(("topology", "hidden", "offered"), [("tpu_v5e", 96, False), ("tpu_v5e", 128, True)])
+def test_no_plan_has_weights_on_hosts_that_the_compiler_refuses(topology, hidden, offered):
+    problem = a_problem(num_devices=4, topology=load_topology(topology))
+    problem.config.model.hidden_size, problem.config.model.num_heads = hidden, 4
+    assert problem.can_stream == offered
+    assert any(each.config.pipeline.streams for each in further_problems(problem)) == offered
 
 
 def test_a_model_fits_with_its_layers_on_the_host_alone():

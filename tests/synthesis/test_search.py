@@ -183,3 +183,7 @@ def test_the_same_question_has_the_same_answer_from_the_cache_and_without_it(tmp
     assert ask() == found
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # where nothing can be kept
     assert ask() == found
+    for name in ("XDG_CACHE_HOME", "HOME"):  # a user without a home and an entry, as in a container
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert ask() == found

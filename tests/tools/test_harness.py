@@ -69,6 +69,8 @@ def test_requests(workdir: pathlib.Path) -> None:
     model = get_model("fiddlex").create_from_arg_string(f"workdir={workdir},mesh.data=1,batch_size=3,seed=5")
     assert isinstance(model, FiddlexLM)
     assert model.loglikelihood([]) == []
+    with pytest.raises(ConfigError, match="batch_size=auto:4 must be a number of sequences, or auto"):
+        FiddlexLM(str(workdir), batch_size="auto:4")
     with pytest.raises(DataError, match=r"'a' \+ '….* has \d+ tokens, more than model\.seq_len=64"):
         model.loglikelihood([request("loglikelihood", "a", "import os " * 64)])
     merged = request("loglikelihood", "x retur", "n")  # `return` is one token; the harness' own `hf` raises too

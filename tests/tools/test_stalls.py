@@ -11,7 +11,17 @@ from fiddlex.data.blended_examples import BlendedExamples
 from fiddlex.data.counts import DataCounts
 from fiddlex.data.sample_cache import OBJECT_BYTES, CachedStore, MemoryCache
 from fiddlex.data.staged_examples import SlowStore, StagedExamples
-from fiddlex.tools.stalls import DEVICES, FETCH, PREPARE, Analysis, LoaderTimes, measure_loader, num_epochs
+from fiddlex.tools.stalls import (
+    DEVICES,
+    FETCH,
+    PREPARE,
+    Analysis,
+    LoaderTimes,
+    _Keeping,
+    _mean_bytes,
+    measure_loader,
+    num_epochs,
+)
 
 ROWS = 2
 EPOCHS = 3.5
@@ -168,6 +178,29 @@ def test_stages_are_measured_apart():
     assert slow_preparation.prepare_one_thread_s >= 0.04 * ROWS
     assert slow_preparation.fetch_one_thread_s < 0.02 * ROWS
     assert slow_preparation.sample_bytes == 1000 + OBJECT_BYTES
+
+
+def test_the_bytes_of_a_blend_are_those_of_its_samples():
+    """Sources count by their samples; one of which nothing was drawn while measuring is taken for like the others."""
+
+    class Larger(SleepingExamples):
+        def read(self, number: int) -> np.ndarray:
+            return np.full(5000, number, np.uint16)
+
+        def prepare(self, sample: np.ndarray, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+            return super().prepare(sample[:500], index, epoch=epoch)
+
+    def make(examples) -> Loader:
+        return Loader(examples, global_batch_size=ROWS, seed=0, vocab_size=NUM_EXAMPLES)
+
+    many, few = SleepingExamples(900, 0.0), Larger(100, 0.0)
+    many.store = few.store = SlowStore()
+    found = measure_loader(make, BlendedExamples([many, few], [Fraction(1)] * 2), num_threads=1, limit_s=0.02)
+    assert found.sample_bytes == pytest.approx(0.9 * 1000 + 0.1 * 10_000 + OBJECT_BYTES)
+    drawn, other = _Keeping(SlowStore()), _Keeping(SlowStore())
+    drawn.fetch(0, many.read)
+    assert _mean_bytes([many, few], [drawn, other]) == 1000 + OBJECT_BYTES
+    assert _mean_bytes([few], [other]) == 0
 
 
 @pytest.mark.long  # it needs a machine that wakes sleeping threads in time

@@ -30,7 +30,7 @@ def config(tiny_config: Config) -> Config:
     return tiny_config
 
 
-def decided(losses: list[float], *, warmup: int = 0) -> list[Decision]:
+def decided(losses: list[float | None], *, warmup: int = 0) -> list[Decision]:
     config = Config()
     config.pipeline.switch_window, config.pipeline.switch_threshold = 2, 0.1
     config.optimizer.warmup_steps, config.train.num_steps = warmup, len(losses)
@@ -52,10 +52,12 @@ def decided(losses: list[float], *, warmup: int = 0) -> list[Decision]:
             [(6, "2bw", 9), (12, "sync", 15), (16, "2bw", 19)],
         ),
         ([8, 8, 6, 6, 5.9, 5.9, 5, 5], 0, []),  # too late
+        ([8, 8, None, 6, 5.9, None, 5, 5, 5, 5, 5, 5], 0, [(6, "2bw", 9)]),  # each window ends where it should
+        ([8, 8, 6, 6, None, None, 5.9, 5.9, 5, 5, 5, 5, 5, 5], 0, [(8, "2bw", 11)]),
     ],
 )
 def test_decisions_follow_from_the_means_of_windows(
-    losses: list[float], warmup: int, expected: list[tuple[int, str, int]]
+    losses: list[float | None], warmup: int, expected: list[tuple[int, str, int]]
 ) -> None:
     found = [(each.step, each.semantics, each.first_step) for each in decided(losses, warmup=warmup)]
     assert found == expected

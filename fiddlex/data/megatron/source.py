@@ -8,6 +8,8 @@ that preprocess_data.py writes without --split-sentences have one sequence for e
 import dataclasses
 import functools
 import hashlib
+import itertools
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -15,7 +17,6 @@ import numpy as np
 from fiddlex.config import DataConfig
 from fiddlex.config.values.source import parse_source, parse_split
 from fiddlex.data.megatron.index_file import IndexedTokens, open_indexed
-from fiddlex.data.megatron.splits import split_edges
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.errors import DataError
 from fiddlex.files.places import absolute
@@ -119,6 +120,15 @@ def load_megatron(config: DataConfig, *, vocab_size: int, seq_len: int, by_seque
             "or train without an evaluation: data.split=1,0,0 and train.eval_every=0."
         )
     return MegatronCorpus(config.source, tuple(parts))
+
+
+def split_edges(shares: Sequence[float], count: int) -> list[int]:
+    """The first document of each part, and `count` at the end; `shares` sum to 1, and the edges never fall.
+
+    They are those of megatron.core.datasets.blended_megatron_dataset_builder: cumulative shares times the number of
+    documents, rounded to even.
+    """
+    return [round(edge * float(count)) for edge in itertools.accumulate(shares, initial=0.0)]
 
 
 def open_megatron(prefix: str, *, vocab_size: int) -> IndexedTokens:

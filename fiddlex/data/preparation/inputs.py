@@ -51,7 +51,10 @@ def find_files(inputs: Sequence[str]) -> list[tuple[str, bool]]:
         if not files:
             raise DataError(f"--input={each}: there is no such file, or none in it. Name files, folders or patterns.")
         found += files
-    return found
+    once: dict[str, tuple[str, bool]] = {}  # a pattern such as data/** matches a folder and the files in it
+    for file, in_folder in found:
+        once.setdefault(os.path.abspath(file), (file, in_folder))
+    return list(once.values())
 
 
 def _files(path: str) -> list[str]:
@@ -162,7 +165,7 @@ def _read_lines(piece: Piece, key: str) -> Iterator[str]:
 
 
 def _text_of(line: bytes, key: str) -> str:
-    text = checked_string(value_of(json_object(decode_line(line.removeprefix(UTF8_MARK))), key), key)
+    text = checked_string(value_of(json_object(decode_line(line.removeprefix(UTF8_MARK).rstrip(b"\r\n"))), key), key)
     if b"\\u" in line:  # half of a pair of escapes is no character
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text

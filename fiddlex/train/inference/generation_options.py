@@ -1,11 +1,12 @@
 """The `generation_kwargs` of lm-evaluation-harness' tasks as fiddlex's sampling."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from fiddlex.errors import ConfigError
 from fiddlex.train.inference.sampling import SamplingConfig
 
+T = TypeVar("T", int, float)
 _DEFAULT_LENGTH = 256  # tokens that a request generates at most, if it does not say; the harness' own default
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is set counts
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
@@ -24,16 +25,24 @@ def generation_options(options: Mapping[str, Any], *, seed: int) -> tuple[list[s
         )
     until = options.get("until") or []
     stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
-    length = next((int(options[name]) for name in _LENGTHS if options.get(name) is not None), _DEFAULT_LENGTH)
+    length = next((_number(options, name, int) for name in _LENGTHS if options.get(name) is not None), _DEFAULT_LENGTH)
     if length < 1:
         raise ConfigError(f"max_gen_toks={length} must be at least 1.")
     given = {name: options[name] for name in _SAMPLING if options.get(name) is not None}
-    greedy = given.get("do_sample") is False
+    greedy = given.get("do_sample", True) in (False, 0)
     sampling = SamplingConfig(
-        temperature=0.0 if greedy else float(given.get("temperature", 0.0)),
-        top_k=int(given.get("top_k", 0)),
-        top_p=float(given.get("top_p", 1.0)),
+        temperature=0.0 if greedy else _number(given, "temperature", float, 0.0),
+        top_k=_number(given, "top_k", int, 0),
+        top_p=_number(given, "top_p", float, 1.0),
         seed=seed,
     )
     sampling.validate()
     return stops, length, sampling
+
+
+def _number(options: Mapping[str, Any], name: str, kind: Callable[[Any], T], default: T | None = None) -> T:
+    value = options.get(name, default)
+    try:
+        return kind(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"generation_kwargs {name}={value!r} must be a number.") from error

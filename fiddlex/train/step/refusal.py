@@ -4,12 +4,9 @@ import jaxlib.version
 from jax.sharding import Mesh
 
 from fiddlex.config import Config
-from fiddlex.hardware.compilers import libtpu_version
+from fiddlex.hardware.compilers import STREAMED_WIDTH, libtpu_version
 
 _LONGEST_REASON = 300  # characters of a compiler's message, which may go on with a whole instruction
-# With weights from the host, libtpu 0.0.52 compiled hidden sizes of 64, 128, 192 and 256 for v5e, and refused 32, 48,
-# 96 and 160 (2026-11-27).
-_STREAMED_WIDTH = 64
 
 
 def refusal(message: str, config: Config, mesh: Mesh) -> str:
@@ -21,9 +18,9 @@ def refusal(message: str, config: Config, mesh: Mesh) -> str:
         reason = f"{reason[:_LONGEST_REASON]}…"
     width, streams = config.model.hidden_size, config.pipeline.weights_memory == "host"
     remedy = "Try another layout (mesh, pipeline), or another version of the compiler."
-    if device.platform == "tpu" and streams and width % _STREAMED_WIDTH:
+    if device.platform == "tpu" and streams and width % STREAMED_WIDTH:
         remedy = (
-            f"With pipeline.weights_memory=host, libtpu takes multiples of {_STREAMED_WIDTH} as model.hidden_size, and "
+            f"With pipeline.weights_memory=host, libtpu takes multiples of {STREAMED_WIDTH} as model.hidden_size, and "
             f"{width} is none: use one, or pipeline.weights_memory=device."
         )
     return f"{compiler} does not compile the train step for {device.device_kind}: {reason} {remedy}"

@@ -12,7 +12,7 @@ from fiddlex.data.megatron import order as order_module
 from fiddlex.data.megatron.index_file import open_indexed
 from fiddlex.data.megatron.order import document_order
 from fiddlex.data.megatron.packing import PackedDocuments
-from fiddlex.data.megatron.splits import split_edges
+from fiddlex.data.megatron.source import split_edges
 
 
 @pytest.fixture(autouse=True)

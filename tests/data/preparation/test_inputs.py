@@ -38,6 +38,14 @@ def test_lines_that_begin_where_a_piece_does(tmp_path, monkeypatch):
         assert texts_of(tmp_path / "a.jsonl") == list("abcdefghij")
 
 
+def test_a_file_that_several_inputs_bring_is_read_once(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.txt").write_text("a")
+    (tmp_path / "b.txt").write_text("b")
+    assert sorted(texts_of(tmp_path / "**")) == ["a", "b"]  # the pattern matches the folder and its file
+    assert texts_of(tmp_path / "sub", tmp_path / "b.txt", tmp_path, tmp_path / "sub" / "a.txt") == ["a", "b"]
+
+
 @pytest.mark.parametrize("size", [1, 7, 4 * 2**20])
 @pytest.mark.parametrize(
     ("line", "message"),

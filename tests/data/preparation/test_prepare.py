@@ -158,7 +158,7 @@ def test_other_options_and_other_input_replace_nothing(tmp_path, lines, monkeypa
 
 def test_a_corrected_command_begins_again_where_the_first_one_completed_nothing(tmp_path, lines):
     first = Preparation([str(lines)], tmp_path / "new", json_key="body")
-    with pytest.raises(DataError, match="the text is missing"):
+    with pytest.raises(DataError, match="there is no key 'body'"):
         prepare(first, workers=1)
     (tmp_path / "new-parts" / "part-000000.json").write_text("{}")  # as if a part were complete
     with pytest.raises(ConfigError, match=r"new-parts has the parts of another preparation: json_key of the input"):

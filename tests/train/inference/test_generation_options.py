@@ -12,6 +12,7 @@ from fiddlex.train.inference.sampling import SamplingConfig
         ({"until": "\n", "max_gen_toks": 5}, ["\n"], 5, SamplingConfig(temperature=0.0, seed=3)),
         ({"until": ["a", "", "b"], "max_new_tokens": 7}, ["a", "b"], 7, SamplingConfig(temperature=0.0, seed=3)),
         ({"until": None, "max_tokens": 7, "max_gen_toks": 9}, [], 9, SamplingConfig(temperature=0.0, seed=3)),
+        ({"temperature": 0.5, "do_sample": 0}, [], 256, SamplingConfig(temperature=0.0, seed=3)),
         ({"temperature": 0.5, "do_sample": False, "top_p": None}, [], 256, SamplingConfig(temperature=0.0, seed=3)),
         (
             {"temperature": 0.5, "do_sample": True, "top_k": 9, "top_p": 0.9},
@@ -34,6 +35,8 @@ def test_options(options, stops, length, sampling):
         ),
         ({"max_gen_toks": 0}, "max_gen_toks=0 must be at least 1"),
         ({"temperature": -1}, "temperature=-1.0 must be at least 0"),
+        ({"temperature": "hot"}, "generation_kwargs temperature='hot' must be a number"),
+        ({"max_gen_toks": "many"}, "generation_kwargs max_gen_toks='many' must be a number"),
     ],
 )
 def test_options_that_are_unknown_or_out_of_range(options, message):

@@ -1,10 +1,11 @@
 """What the host asks of the devices when it has dispatched a step."""
 
+import numpy as np
 import pytest
 
 from fiddlex.config import Config
 from fiddlex.costs.utilisation import throughput
-from fiddlex.train.step.dispatched import InFlight
+from fiddlex.train.step.dispatched import Dispatched, InFlight
 from fiddlex.train.step.stopwatch import Stopwatch
 
 
@@ -40,3 +41,17 @@ def test_the_metrics_of_a_record_are_asked_for_at_once(more: tuple[str, ...], mo
     assert (record["step"], record["loss"], record["grad_norm"]) == (1, 2.0, 2.0)
     assert record.get("loss_scale") == (2.0 if "loss_scale" in more else None)
     assert not nonfinite.asked  # is of interest only where something is not finite
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [
+        ([True, True], "Gradients that are not finite: all"),
+        ([True, False], "Gradients that are not finite: embedding, head, layers.w (layers 0)"),
+        ([False, False], "Gradients that are not finite: embedding, head"),
+    ],
+)
+def test_layers_whose_gradients_are_finite_are_left_out(layers: list[bool], text: str) -> None:
+    flags = {"embedding": np.array(True), "head": np.array(True), "layers": {"w": np.array(layers)}}
+    done = Dispatched(1, {"loss": 1.0, "grad_norm": np.nan, "nonfinite": flags}, 0.0)
+    assert done.describe("nonfinite", Config().train).endswith(f". {text}")

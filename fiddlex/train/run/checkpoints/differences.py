@@ -21,7 +21,17 @@ from fiddlex.train.run.checkpoints.meta import Meta, read_meta
 from fiddlex.train.run.checkpoints.reading import first_line
 from fiddlex.train.run.checkpoints.stored_arrays import StoredArrays
 
-FIELDS = ("step", "layers", "fingerprint", "padded_vocab", "scaling", "switch", "older_dtype", "settings")  # of `meta`
+FIELDS = (
+    "step",
+    "layers",
+    "fingerprint",
+    "padded_vocab",
+    "scaling",
+    "usual",
+    "switch",
+    "older_dtype",
+    "settings",
+)  # of `meta`
 _BLOCK = 2**20  # numbers that are compared at a time
 Pairs = Iterator[tuple[np.ndarray, np.ndarray]]
 

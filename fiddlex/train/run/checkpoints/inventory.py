@@ -77,7 +77,12 @@ def entries(workdir: Path) -> Iterator[Entry]:
 
 def finished(workdir: Path, step: int | None = None) -> list[Path]:
     """The folders of finished checkpoints from which fiddlex reads, or that of `step`; CheckpointError without any."""
-    paths = [path for folder in USABLE for path in _folders(workdir, folder) if path.name == str(_number(path.name))]
+    paths = [
+        path
+        for folder in USABLE
+        for path in _folders(workdir, folder)
+        if path.name.isdecimal() and path.name == str(int(path.name))
+    ]
     chosen = [path for path in paths if step is None or int(path.name) == step]
     if not chosen and not paths:
         raise CheckpointError(f"{workdir} has no finished checkpoint. Name the --workdir of a run that has saved one.")

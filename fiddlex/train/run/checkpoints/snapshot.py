@@ -37,11 +37,13 @@ def has_room(tree: Any) -> bool:
         for device in x.sharding.addressable_devices:
             sizes[device] += math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     free = {device: _free_bytes(device) for device in sizes}
-    if None in free.values():
-        return False
     spare = {device: (free[device] or 0.0) - size for device, size in sizes.items()}
     least = min(spare, key=lambda device: spare[device])
-    room = all(processes.gather("room for snapshots", spare[least] >= 0))
+    known = None not in free.values()
+    rooms = processes.gather("room for snapshots", spare[least] >= 0 if known else None)
+    if None in rooms:
+        return False
+    room = all(rooms)
     logger.info(
         "A checkpoint is written from a copy on the %s: the state takes %s of a device, and %s are free.",
         "devices" if room else "host",
@@ -53,7 +55,8 @@ def has_room(tree: Any) -> bool:
 
 def _free_bytes(device: jax.Device) -> float | None:
     """The memory that a device has not used so far, less what is kept free; None where it does not tell."""
-    if not (stats := memory_stats(device)):
+    stats = memory_stats(device)
+    if not stats or not stats.keys() >= {"bytes_limit", "peak_bytes_in_use"}:
         return None
     return max((1 - _SPARE) * stats["bytes_limit"] - stats["peak_bytes_in_use"], 0.0)
 

@@ -10,7 +10,7 @@ import collections
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -103,10 +103,10 @@ def find_slow(figures: Mapping[int, Figures]) -> list[Slow]:
     of the two in the middle, so that one of two can be slow.
     """
     found = []
-    step_s = _median(each["step_time_s"] for each in figures.values())
+    step_s = statistics.median_low(each["step_time_s"] for each in figures.values())
     held = {rank: each["host_time_s"] + each["data_wait_s"] for rank, each in figures.items()}
-    usual_held_s = _median(held.values())
-    probe_s = _median(each["device_probe_s"] for each in figures.values())
+    usual_held_s = statistics.median_low(held.values())
+    probe_s = statistics.median_low(each["device_probe_s"] for each in figures.values())
     for rank, each in sorted(figures.items()):
         told = {name: readable_time(seconds) for name, seconds in each.items()}
         if held[rank] - usual_held_s > max(TOLERANCE * step_s, NOISE_S):
@@ -127,10 +127,6 @@ def find_slow(figures: Mapping[int, Figures]) -> list[Slow]:
             text = f"Rank {rank} has slow steps: they take {told['step_time_s']}; the median is {usual}."
             found.append(Slow(rank, "steps", text))
     return found
-
-
-def _median(values: Iterable[float]) -> float:
-    return statistics.median_low(values)
 
 
 def _make_probe(device: jax.Device) -> Callable[[], float]:

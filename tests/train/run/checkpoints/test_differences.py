@@ -14,6 +14,7 @@ from fiddlex.train import loop
 from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from fiddlex.train.run.checkpoints.differences import ArrayDifference, Difference, difference
 from fiddlex.train.run.checkpoints.inventory import verify
+from fiddlex.train.step.spikes import Usual
 from fiddlex.train.step.state import SavedState
 from fiddlex.train.trainer import Trainer
 
@@ -68,6 +69,17 @@ def test_shapes_and_dtypes_and_steps(tmp_path: pathlib.Path) -> None:
     assert (array.comparable, array.equal, array.num_elements) == (False, False, 0)
     _, array = compared(tmp_path / "dtypes", jnp.float32([1, 2]), jnp.bfloat16([1, 2]))
     assert (array.num_different, array.equal, array.dtypes) == (0, False, ("float32", "bfloat16"))
+
+
+def test_the_usual_loss_is_compared(tmp_path: pathlib.Path) -> None:
+    paths = []
+    for name, loss in (("a", 2.0), ("b", 3.0)):
+        with Checkpoints(tmp_path / name) as checkpoints:
+            usual = Usual(jnp.float32(loss), jnp.float32(1), jnp.int32(5))
+            state = SavedState(jnp.int32(0), {"head": {"x": jnp.ones(2)}}, usual=usual)
+            checkpoints.save(state, 1, layers=LAYERS, fingerprint="data", padded_vocab=0)
+        paths.append(checkpoints.path(1))
+    assert difference(*paths).meta == {"usual": ([2.0, 1.0, 5], [3.0, 1.0, 5])}
 
 
 def test_an_array_on_one_side_only(tmp_path: pathlib.Path) -> None:

@@ -1,5 +1,6 @@
 """Which checkpoints are kept, and what happens when the rule changes."""
 
+import contextlib
 import pathlib
 import re
 from collections.abc import Sequence
@@ -7,11 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
-from fiddlex.config import Config
+from fiddlex.config import Config, TrainConfig
 from fiddlex.errors import ConfigError
 from fiddlex.train import loop
 from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
-from fiddlex.train.run.checkpoints.kept_steps import Kept
+from fiddlex.train.run.checkpoints.kept_steps import Kept, check_keeps
 
 
 class Checkpoint(NamedTuple):
@@ -50,3 +51,13 @@ def test_a_run_does_not_start_that_would_delete_what_it_has_kept(tiny_config: Co
     (folder / "3").rename(tmp_path / "3")
     loop.train(config, tmp_path)
     assert Checkpoints(tmp_path).steps() == [6, 9, 10]
+
+
+@pytest.mark.parametrize(("last", "lost"), [(1, "steps 3, 6"), (2, "step 3"), (3, "")])
+def test_the_next_save_is_one_of_the_newest(last: int, lost: str, tmp_path: pathlib.Path) -> None:
+    for step in (3, 6):
+        (tmp_path / str(step)).mkdir()
+    saved, config = TrainConfig(keep_every=3), TrainConfig(keep_last=last)
+    told = pytest.raises(ConfigError, match=f"{lost}, which the next save would delete")
+    with told if lost else contextlib.nullcontext():
+        check_keeps(saved, config, tmp_path)

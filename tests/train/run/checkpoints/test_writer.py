@@ -165,7 +165,7 @@ def test_a_copy_on_the_devices_takes_room_on_each(
 
     def stats(device: jax.Device) -> dict[str, int] | None:
         if limit is None or peak is None:
-            return None
+            return {} if device == first else {"bytes_limit": GB}  # what some devices tell
         return (
             {"bytes_limit": 10**12, "peak_bytes_in_use": 0}
             if device == first
