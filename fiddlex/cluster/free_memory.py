@@ -24,7 +24,7 @@ class Limit(NamedTuple):
 
 
 def machine_id() -> str:
-    """Equal for processes to which a control group's path means the same group: on one machine, in one container."""
+    """A text that is equal in processes of one machine and container, where a control group's path means one group."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/mnt')}"

@@ -58,7 +58,10 @@ def is_launched() -> bool:
 
 
 def find_place(*, timeout_s: int) -> Place:
-    """The place of this process, as jax detects it; this host must know the name of rank 0's within `timeout_s`."""
+    """The place of this process, as jax detects it.
+
+    This host must know the name of rank 0's host within `timeout_s` seconds.
+    """
     from jax._src.clusters import ClusterEnv  # jax.distributed.initialize detects too, but connects at once
 
     try:

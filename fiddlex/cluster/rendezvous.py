@@ -9,7 +9,6 @@ import contextlib
 import errno
 import json
 import logging
-import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import IO, Any, NamedTuple, TextIO
 from fiddlex.cluster import coordinator
 from fiddlex.cluster.addresses import own_address
 from fiddlex.errors import ConfigError, DeviceError, Stopped
+from fiddlex.terminal.readable import signal_name
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ def meet(address: str, number: int, rank: int, *, timeout_s: float, sizes: Seque
     run can go on with one of the `sizes`; a process that it goes on without waits until that run ends.
 
     Raises:
+      ConfigError: when two processes have one rank, or say different numbers of processes.
+      DeviceError: when the port is in use, nobody listens there, too few join in time, or the coordinator fails.
       SystemExit: with the status of the error that another process reports to end the meeting; with status 0 when this
         process was waiting for its place in a run that is now done.
     """
@@ -144,7 +146,10 @@ def _start(
 
 
 def coordinators_end() -> str:
-    """How this process's coordinator ended ('killed by SIGKILL') and its last lines; empty: it runs or is missing."""
+    """How the coordinator that this process has started ended, as in 'killed by SIGKILL', and its last lines.
+
+    Empty while it runs, and where another process has started it.
+    """
     if not _started:
         return ""
     process, errors = _started[-1]
@@ -152,7 +157,7 @@ def coordinators_end() -> str:
         status = process.wait(_ENDING_S)  # its connection closes shortly before it has ended
     except subprocess.TimeoutExpired:
         return ""
-    end = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    end = f"killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
     errors.seek(0)
     lines = errors.read().decode("utf-8", "replace").strip().splitlines()[-_ERROR_LINES:]
     return ":\n  ".join([end, "\n  ".join(lines)]) if lines else end

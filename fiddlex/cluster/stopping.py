@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 class AgreedStop:
     """What the processes have agreed on; in a run of one process, `peers` is None.
 
-    `end` ends a process of several before its first step. In a run of one process, `Stopped` does.
+    `end` ends a process of several before its first step. In a run of one process, `Stopped` does. `logs` says whether
+    this process logs for all.
     """
 
     def __init__(self, peers: Peers | None, end: Callable[[int], NoReturn], *, logs: bool = True):

@@ -142,7 +142,7 @@ def measure_step(config: Config) -> dict[str, Any]:
     (seconds,) = time_steps([TimedCase(config)], limit_s=_SECONDS.value, min_rounds=min_rounds, force=_FORCE.value)
     first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
     flops = model_flops(config) / median / config.mesh.num_devices
-    told = [memory_stats(device) for device in jax.local_devices()]
+    peaks = [(memory_stats(device) or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
     return about() | {
         "step_time_s": median,
         "fastest_step_s": min(seconds),
@@ -150,7 +150,7 @@ def measure_step(config: Config) -> dict[str, Any]:
         "num_steps": len(seconds),
         "tokens_per_second": config.tokens_per_step / median,
         "model_tflops_per_device": flops / 1e12,
-        "allocated_bytes": max((stats["peak_bytes_in_use"] for stats in told if stats), default=None),
+        "allocated_bytes": max((peak for peak in peaks if peak is not None), default=None),
     }
 
 

@@ -162,7 +162,8 @@ def _of_file(path: pathlib.Path) -> list[str]:
     from fiddlex.data.tables import decode_line, json_value, numbered_lines
 
     try:
-        lines = list(numbered_lines(path.read_bytes().split(b"\n"), blank=b" \t\r"))
+        with path.open("rb") as file:
+            lines = list(numbered_lines(file, blank=b" \t\r\n"))
     except OSError as error:
         raise ConfigError(f"--prompt_file={path} cannot be read: {error}.") from error
     prompts = []

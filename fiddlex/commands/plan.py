@@ -17,7 +17,6 @@ import logging
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -43,7 +42,7 @@ from fiddlex.schedules.generators import GENERATORS, require_schedule
 from fiddlex.synthesis.search import NAME as AUTO
 from fiddlex.terminal.command_line import define_config, define_path
 from fiddlex.terminal.progress import phase
-from fiddlex.terminal.readable import readable_size, readable_time
+from fiddlex.terminal.readable import readable_size, readable_time, signal_name
 from fiddlex.tools.unequal_stages import report as unequal_report
 from fiddlex.tools.unequal_stages.answers import Answers, answers_for_model, answers_for_profile
 from fiddlex.tools.unequal_stages.profile_graph import read_profile
@@ -337,7 +336,7 @@ def _why(stderr: str, status: int) -> str:
     if said := re.findall(r"^(?:fiddlex compile|[\w.]*(?:Error|Exception)): (.+)", stderr, re.MULTILINE):
         return str(said[-1])
     if status < 0:
-        return f"the compiler crashed ({signal.Signals(-status).name})"
+        return f"the compiler crashed ({signal_name(-status)})"
     return (stderr.strip().splitlines() or ["it said nothing"])[-1]
 
 

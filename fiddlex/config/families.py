@@ -30,13 +30,13 @@ class Family:
 
     # what its models can be trained to do (`fiddlex.models.task_sizes`); the first is model.objective's default
     objectives: tuple[str, ...]
-    # a function from a config to a `fiddlex.models.spec.Network`, or its name, as `fiddlex.models.descriptions:gpt`
+    # a function from a config to a `fiddlex.models.spec.Network`, or its name (`fiddlex.models.descriptions:gpt`)
     network: Callable[[Any], Any] | str
     # a function from a config to the `fiddlex.models.model.Model` that computes the network, or its name
     model: Callable[[Any], Any] | str
     # those of `config.model` that the family reads, of those with the role `FAMILY` (`fiddlex.config.fields`)
     fields: tuple[str, ...] = ()
-    # whether a layer is right on a part of the sequence (`mesh.sequence_parallel`), as `fiddlex.models.layers` are
+    # whether a layer is exact on a part of the sequence (`mesh.sequence_parallel`), as with `fiddlex.models.layers`
     sequence_parallel: bool = False
     dropout: bool = False  # whether a layer drops what `fiddlex.models.context.Context.dropout` says (`model.dropout`)
 

@@ -33,9 +33,10 @@ def replaced(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def override(config: Config, *assignments: str) -> Config:
-    """A copy of a config with fields set by texts `section.field=value`, not yet validated; ConfigError for others.
+    """A copy of a config with fields set by texts `section.field=value`, not yet validated.
 
-    A bool is written `true` or `false`. Other fields that these make a run ignore have their defaults.
+    A bool is written `true` or `false`. Other fields that these make a run ignore have their defaults. Raises
+    ConfigError for a text of another form, of no field or of a wrong type.
     """
     values = {}
     for assignment in assignments:

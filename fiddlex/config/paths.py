@@ -15,12 +15,18 @@ _OWN_FILES = ("pipeline.schedule", "pipeline.semantics", "optimizer.name")
 
 
 def absolute_paths(config: Config) -> Config:
-    """A copy of a validated config with absolute paths, but for a schedule's file: a workdir has its table."""
+    """A copy of a validated config in which the paths of data, tokenizer, folders, weights and topology are absolute.
+
+    A schedule's file is not among them, since a workdir has its table; nor are a user's functions or compiled programs.
+    """
     return replaced(config, _absolute_paths(config))
 
 
 def made_absolute(config: Config) -> dict[str, str]:
-    """The fields of a valid config whose relative paths another folder's run would not find, with absolute ones."""
+    """The fields of a valid config whose relative paths a run in another folder would not find, with absolute ones.
+
+    Files of schedules, semantics and update rules are among them, and the folder of compiled programs.
+    """
     train, pipeline = config.train, config.pipeline
     paths = _absolute_paths(config) | {
         **{name: _own_file(operator.attrgetter(name)(config)) for name in _OWN_FILES},

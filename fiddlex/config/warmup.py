@@ -4,7 +4,10 @@ from fiddlex.config.config import Config
 
 
 def long_warmup(config: Config) -> str:
-    """What is wrong where a run, which is no part of a longer schedule, ends before its learning rate has risen."""
+    """What is wrong where a run would end before its learning rate has risen; empty where it has time to rise.
+
+    With `optimizer.decay_steps` the run is a part of a longer schedule, and nothing is wrong.
+    """
     optimizer, steps = config.optimizer, config.train.num_steps
     if optimizer.decay_steps or optimizer.warmup_steps <= steps:
         return ""

@@ -29,9 +29,9 @@ class Backend:
     rounds_logits: bool = False  # as `rounds_gradients`, which includes this, for logits alone
     scatters_in_place: bool = False  # it adds rows to an embedding's gradient in place
     capability: int = 0  # major number of the CUDA compute capability of the GPUs that it compiles for; 0: unknown
-    # arguments' last dimension is padded to a multiple of it; the last two are the dimensions that need least padding
+    # an argument's last dimension is padded to a multiple of this; its last two are those that need least padding
     lanes: int = 1
-    sublanes: int = 1  # their last dimension but one is padded to a multiple of it, for 4-byte elements
+    sublanes: int = 1  # an argument's last dimension but one is padded to a multiple of this, for 4-byte elements
     # if `lanes` divides a head, stacked weights of queries, keys and values are copied, transposed, for backward passes
     whole_lanes_copy: bool = False
     # many reduce-scatters of gradients, unknown which, run as all-reduces: memory holds full and partial sums

@@ -29,7 +29,7 @@ class Memory(NamedTuple):
     weights: int  # float32 master weights, sharded over `data` with ZeRO-1
     optimizer: int  # optimizer state, sharded in the same way as the master weights
     compute_weights: int  # gathered weights in the compute dtype; 0: the step computes with the master weights
-    # older compute weights, of batches in flight; and of prediction, the head's own versions and the last update
+    # older compute weights, of batches in flight; with prediction also the head's own versions and the last update
     versions: int
     gradients: int  # float32 gradient sums of all batches in flight
     # activations that forward passes save for backward passes, in all slots, and one on its way to the host or back
@@ -42,7 +42,7 @@ class Memory(NamedTuple):
     inputs: int  # the step's batch, and the later batches that are in flight
     host_state: int = 0  # master weights and optimizer state on the host (`optimizer.offload`), each device's own
     host_weights: int = 0  # compute weights and reduced gradients of the layers on the host (`pipeline.weights_memory`)
-    host_stash: int = 0  # what waits on the host of `stash` (`pipeline.stash_memory`), in all slots
+    host_stash: int = 0  # activations of the stash that wait on the host (`pipeline.stash_memory`), in all slots
 
     @property
     def of_device(self) -> dict[str, int]:

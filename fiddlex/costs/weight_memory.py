@@ -45,7 +45,10 @@ def num_factors(parameter: Parameter, config: Config) -> int:
 
 
 def num_moments(optimizer: str, momentum: float, *, matrix: bool = True) -> int:
-    """How many numbers an optimizer stores for a weight, of a layer's matrix or not, without Adafactor's factors."""
+    """How many numbers an optimizer stores for each weight, without Adafactor's factors.
+
+    With `matrix` the weights are the matrices of layers, as most weights are. Without `momentum`, sgd stores nothing.
+    """
     if is_function(optimizer):
         return rule_function(optimizer)[1]
     if optimizer == "sgd":
@@ -69,8 +72,8 @@ class WeightBytes(NamedTuple):
     outer: int  # the weights of embedding and head in float32
     reduced_layers: int  # the gradients of `layers`, reduced over `data` onto the shards of the master weights
     reduced_outer: int  # the gradients of `outer`, reduced in the same way
-    master: int
-    optimizer: int
+    master: int  # master weights, but those in `host`
+    optimizer: int  # optimizer state, but that in `host`
     host: int = 0  # master weights and optimizer state in the memory of the host (`optimizer.offload`)
     streamed: int = 0  # what the device holds of `host` at a time while it updates them
     host_weights: int = 0  # the layers' compute weights and reduced gradients on the host (`pipeline.weights_memory`)

@@ -150,7 +150,7 @@ def layer_work(config: Config, *, flash: bool = False, in_blocks: bool = False) 
 
 
 def _encoded(config: Config, *, flash: bool) -> tuple[float, float]:
-    """Bytes that encoding reads and writes, and decoding likewise: of products' inputs, and of other activations."""
+    """Bytes that encoding reads and writes, as many as decoding does: of products' inputs, and of other activations."""
     memory = dataclasses.replace(LayerMemory.of(config, CPU), kernel="any" if flash else "")
     of_products, of_others = memory.encoded()
     moved = ITEMSIZES[config.model.dtype] + 1

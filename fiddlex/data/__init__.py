@@ -1,4 +1,4 @@
-"""Data: documents or tables → tokens → examples (`ExampleSource`) → batches (`Loader`, `eval_batches`)."""
+"""Data: documents or tables → tokens → examples (`ExampleSource`) → batches (`Loader`, `EvalBatches`)."""
 
 from fiddlex.data.continuations import (
     Continuation,
@@ -12,7 +12,7 @@ from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
 from fiddlex.data.labelled_texts import TaskRow, read_classification, read_multiple_choice, split_table
-from fiddlex.data.loader import Batch, Loader, eval_batches
+from fiddlex.data.loader import Batch, EvalBatches, Loader
 from fiddlex.data.masked_examples import MaskedExamples
 from fiddlex.data.scores import score_continuations
 from fiddlex.data.sentence_pairs import SentencePairExamples
@@ -42,6 +42,7 @@ __all__ = [
     "Corpus",
     "Dataset",
     "Document",
+    "EvalBatches",
     "ExampleSource",
     "HeldoutExamples",
     "JsonTokenizer",
@@ -59,7 +60,6 @@ __all__ = [
     "Tokenizer",
     "Vocabulary",
     "class_shares",
-    "eval_batches",
     "example_fields",
     "load_corpus",
     "load_dataset",

@@ -119,7 +119,7 @@ def _json_or_none(record: bytes) -> dict[str, Any] | None:
 
 
 def _is_tf_example(record: bytes) -> bool:
-    """Whether a record is a tf.Example, whose small ones are also valid UTF-8.
+    """Whether a record is a tf.Example, of which small ones are valid UTF-8 too.
 
     It is one field (tag 0x0A, the length) that reaches to the end, and has a field (0x0A) with a value (0x12) for each
     feature.

@@ -5,8 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from fiddlex.data.examples import ExampleSource, checked
+from fiddlex.data.examples import ExampleSource
 from fiddlex.data.megatron.blend import Blend, interleaved
+from fiddlex.data.staged_examples import checked
 
 
 class BlendedExamples:

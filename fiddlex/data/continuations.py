@@ -23,6 +23,7 @@ import numpy as np
 
 from fiddlex.data.bad_lines import BadLineError, checked_choices, choice_index, text_of, value_of
 from fiddlex.data.ragged import Ragged, encode_rows
+from fiddlex.data.staged_examples import checked
 from fiddlex.data.tables import Table, read_table
 from fiddlex.data.tokenizers import Tokenizer, begun, warn_of_unknown
 from fiddlex.errors import DataError
@@ -109,11 +110,10 @@ class ScoredEnds:
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Example `index`, the same in every epoch.
 
-        `tokens` and `targets`, `tokens` shifted by one, are int32[seq_len] and padded with token 0; `weights`,
-        float32[seq_len], is 1 where the target is scored, else 0.
+        It has `tokens` and `targets`, both int32[seq_len] and padded with token 0; `targets` are the tokens shifted by
+        one. `weights`, float32[seq_len], is 1 where the target is scored, else 0.
         """
-        if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
+        checked(index, len(self))
         ids = self._tokens[index]
         filled = np.zeros(self._seq_len + 1, np.int32)
         filled[: len(ids)] = ids

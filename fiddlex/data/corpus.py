@@ -112,8 +112,8 @@ def _check_heldout(config: DataConfig, heldout: TokenStream) -> None:
 def split_documents(documents: Sequence[Document], *, fraction: float) -> tuple[list[Document], list[Document]]:
     """Splits documents: one is held out when the SHA-256 of its name, as a number from 0 to 1, is below `fraction`.
 
-    Two or more documents always give at least one to each side, if need be the one whose hash is nearest to that side.
-    Their names are distinct. Both sides, to train on and held out, keep their order.
+    Where `fraction` is above 0, two or more documents give at least one to each side, if need be the one whose hash is
+    nearest to that side. Names of documents are distinct. Both sides, to train on and held out, keep the order.
     """
     heldout = held_out((document.name for document in documents), fraction=fraction)
     sides = list[Document](), list[Document]()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fiddlex.data.staged_examples import StagedExamples
+from fiddlex.data.staged_examples import StagedExamples, checked
 from fiddlex.errors import DataError
 
 
@@ -97,13 +97,6 @@ def _padded(window: np.ndarray, *, seq_len: int) -> dict[str, np.ndarray]:
     filled[: len(window)] = as_int32(window)
     weights = (np.arange(1, seq_len + 1) < len(window)).astype(np.float32)
     return {"tokens": filled[:-1], "targets": filled[1:], "weights": weights}
-
-
-def checked(index: int, length: int) -> int:
-    """`index`; raises IndexError unless it is the number of one of `length` examples."""
-    if not 0 <= index < length:
-        raise IndexError(f"example {index} of {length}")
-    return index
 
 
 def check_seq_len(seq_len: int) -> None:

@@ -64,7 +64,10 @@ def read_dataset(path: Path, column: str) -> dict[str, list[TextRows]]:
 
 
 def _check_saved(path: Path) -> None:
-    """Raises ValueError, OSError if a folder of save_to_disk names files outside it, which `datasets` would follow."""
+    """Raises ValueError when a folder of save_to_disk names files outside it, which `datasets` would follow.
+
+    Raises OSError or ValueError, too, when the folder's description is missing or damaged.
+    """
     folders, (of_splits, of_files) = [path], _SAVED
     if (path / of_splits).is_file():
         folders = [path / name for name in _names(read_object(path / of_splits).get("splits"), of_splits)]

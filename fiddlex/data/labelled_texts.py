@@ -45,7 +45,8 @@ def read_classification(source: str, config: DataConfig) -> Table[TaskRow]:
     their JSON text.
 
     Raises:
-      ConfigError, DataError: when `data.text_fields` names not one or two fields; at a bad line, as `read_table`.
+      ConfigError: when `data.text_fields` does not name one or two fields.
+      DataError: at a bad line, as `read_table`.
     """
     texts = _text_fields(config)
 
@@ -76,7 +77,8 @@ def read_multiple_choice(source: str, config: DataConfig) -> Table[TaskRow]:
     A label is the right choice's index from 0, as a number or as text, or its letter: A, B, ….
 
     Raises:
-      ConfigError, DataError: when fields of `config` do not name texts and choices; at a bad line, as `read_table`.
+      ConfigError: when the fields of `config` do not name one or two texts and the choices.
+      DataError: at a bad line, as `read_table`.
     """
     texts = _text_fields(config)
     choices = _choices_fields(config, is_tsv=source.startswith("tsv:"))
@@ -98,9 +100,9 @@ def split_table(table: Table[TaskRow], *, fraction: float) -> tuple[Table[TaskRo
     """Splits rows: one is held out when the SHA-256 of its first text, as a number from 0 to 1, is below `fraction`.
 
     Rows that share their first text, such as the questions about one passage, stay together. When all rows have the
-    same first text, the hash covers all texts and choices. Two or more distinct texts always give at least one to each
-    side, if need be the one whose hash is nearest to that side. The log reports a held-out share of the rows that is
-    less than half or more than twice `fraction`.
+    same first text, the hash covers all texts and choices. Where `fraction` is above 0, two or more distinct texts give
+    at least one to each side, if need be the one whose hash is nearest to that side. The log reports a held-out share
+    of the rows that is less than half or more than twice `fraction`.
 
     Both tables, to train on and held out, keep the order of the rows; only `table` itself reports the skipped lines.
 

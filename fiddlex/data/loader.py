@@ -120,33 +120,33 @@ def prefetched(
 
 
 def batch_number(step: int, left_out: Sequence[int]) -> int:
-    """The number of the batch of a step, both from 0, in a run that leaves out the batches `left_out`, ascending."""
+    """The batch of a step, both counted from 0, in a run that leaves out the batches `left_out`, in ascending order."""
     number = step
     for each in left_out:
         number += each <= number
     return number
 
 
-def eval_batches(
-    source: ExampleSource, *, batch_size: int, vocab_size: int, limit: int = 0, rows: Sequence[int] | None = None
-) -> Sequence[Batch]:
+class EvalBatches(Sequence[Batch]):
     """All examples in order, in batches of one shape; the last batch is padded with rows of zeros, weights included.
 
     The examples are those of epoch 0. A batch is made when it is accessed; an access raises DataError at a token
-    outside the vocabulary. `limit` is the most batches to return, 0: all; `rows` is as in `Loader`.
+    outside the vocabulary. `limit` is the most batches, 0: all; `rows` is as in `Loader`.
     """
-    every_row = range(batch_size) if rows is None else rows
-    return _EvalBatches(source, batch_size=batch_size, vocab_size=vocab_size, limit=limit, rows=every_row)
 
-
-class _EvalBatches(Sequence[Batch]):
-    """Consecutive examples in batches of one shape."""
-
-    def __init__(self, source: ExampleSource, *, batch_size: int, vocab_size: int, limit: int, rows: Sequence[int]):
+    def __init__(
+        self,
+        source: ExampleSource,
+        *,
+        batch_size: int,
+        vocab_size: int,
+        limit: int = 0,
+        rows: Sequence[int] | None = None,
+    ):
         self._source = source
         self._batch_size = batch_size
         self._vocab_size = vocab_size
-        self._rows = rows
+        self._rows = range(batch_size) if rows is None else rows
         num_batches = -(-len(source) // batch_size)
         self._num_batches = min(num_batches, limit) if limit else num_batches
 

@@ -1,5 +1,7 @@
 """The examples of running text for each objective: next token, masked tokens, sentence pairs, continuations."""
 
+import functools
+
 from fiddlex.config import Config
 from fiddlex.config.values.source import kind_of
 from fiddlex.data.continuations import ContinuationExamples, read_continuations
@@ -14,22 +16,16 @@ from fiddlex.errors import DataError
 
 def masked_examples(config: Config, stream: TokenStream, tokenizer: Tokenizer | None) -> ExampleSource:
     """The examples of a masked objective; raises DataError when stream or vocabulary does not suit it."""
-    task, data, length = config.model.task, config.data, config.model.seq_len
-    if task == "mlm":
-        return MaskedExamples(
-            stream,
-            tokenizer,
-            seq_len=length,
-            mask_fraction=data.mask_fraction,
-            whole_words=data.whole_words,
-            pack=data.pack,
-            seed=data.seed,
-        )
-    return SentencePairExamples(
+    task, data = config.model.task, config.data
+    examples = (
+        functools.partial(MaskedExamples, pack=data.pack)
+        if task == "mlm"
+        else functools.partial(SentencePairExamples, objective=task)
+    )
+    return examples(
         stream,
         tokenizer,
-        objective=task,
-        seq_len=length,
+        seq_len=config.model.seq_len,
         mask_fraction=data.mask_fraction,
         whole_words=data.whole_words,
         seed=data.seed,

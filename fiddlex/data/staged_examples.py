@@ -58,6 +58,13 @@ class SlowStore:
         return sample
 
 
+def checked(index: int, length: int) -> int:
+    """`index`; raises IndexError unless it is the number of one of `length` examples."""
+    if not 0 <= index < length:
+        raise IndexError(f"example {index} of {length}")
+    return index
+
+
 class StagedExamples(abc.ABC):
     """An `ExampleSource` whose examples are made in two stages."""
 
@@ -80,6 +87,5 @@ class StagedExamples(abc.ABC):
         return self.store.fetch(number, self.read)
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
+        checked(index, len(self))
         return self.prepare(self.fetch(index), index, epoch=epoch)

@@ -74,7 +74,7 @@ def read_table(
 
     Raises:
       DataError: at a bad line.
-      UnfitFileError: when there is no such file, no line or not each of the columns, or the first or every line is bad.
+      UnfitFileError: when the file is missing, has no line or lacks a column, or its first line or every line is bad.
       OSError: when the file cannot be read.
     """
     kind, _, name = source.partition(":")

@@ -13,6 +13,7 @@ import numpy as np
 from fiddlex.data.bad_lines import BadLineError
 from fiddlex.data.labelled_texts import TaskRow
 from fiddlex.data.ragged import Ragged, encode_rows
+from fiddlex.data.staged_examples import checked
 from fiddlex.data.statistics import class_shares
 from fiddlex.data.tables import Table
 from fiddlex.data.tokenizers import Tokenizer, warn_of_unknown
@@ -120,7 +121,7 @@ class ClassificationExamples(_TaskExamples):
         int32[seq_len], 1 on the second text and the separator after it; `labels` int32[], the class; `label_weights`
         float32[], 1.
         """
-        _check(index, len(self))
+        checked(index, len(self))
         texts = [self._texts[index * self._num_texts + i] for i in range(self._num_texts)]
         rows = {name: np.zeros(self._seq_len, np.int32) for name in ("tokens", "segments", "token_types")}
         _write(texts, self._special, rows)
@@ -172,7 +173,7 @@ class MultipleChoiceExamples(_TaskExamples):
         It has `tokens`, `segments` and `token_types` as in `ClassificationExamples`, but int32[num_choices, seq_len];
         `labels` int32[], the index of the right choice; `label_weights` float32[], 1.
         """
-        _check(index, len(self))
+        checked(index, len(self))
         first = index * (1 + self._num_choices)
         context = self._texts[first]
         shape = (self._num_choices, self._seq_len)
@@ -228,8 +229,3 @@ def _too_long(length: int, *, room: int, seq_len: int, whose: str) -> BadLineErr
         f"its texts take {length + around} tokens, [CLS] and [SEP] included, more than model.seq_len={seq_len}. Set "
         f"data.truncate=True to cut {whose} at its end, or raise model.seq_len.",
     )
-
-
-def _check(index: int, length: int) -> None:
-    if not 0 <= index < length:
-        raise IndexError(f"example {index} of {length}")

@@ -23,7 +23,7 @@ _LARGER_IDS = 40  # all in lower halves; uint16 ids fall in either half, so only
 
 
 def open_token_file(path: Path, *, dtype: str, vocab_size: int) -> np.memmap:
-    """Maps the token file `path` into memory, as uint16[tokens] or uint32[tokens] as `dtype` says.
+    """Maps the token file `path` into memory: uint16[tokens] or uint32[tokens], by `dtype` ('uint16' or 'uint32').
 
     Raises:
       DataError: when the file is missing, empty, cut short or of the other dtype, or one of its first `SCANNED_TOKENS`

@@ -187,7 +187,8 @@ def make_tokenizer(spec: str) -> Tokenizer:
     """The tokenizer that `data.tokenizer` names: 'bytes', or the path of a JSON file of the `tokenizers` library.
 
     Raises:
-      ConfigError, DataError: when `spec` is empty, or its path is not such a file.
+      ConfigError: when `spec` is empty.
+      DataError: when the path is not such a file.
     """
     if not spec:
         raise ConfigError("data.tokenizer is empty. Use 'bytes' or the path of a tokenizer.json.")

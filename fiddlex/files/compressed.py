@@ -4,6 +4,7 @@ Invariant: a text or line of a compressed file takes no more memory than `MOST_T
 longer is refused.
 """
 
+import contextlib
 import gzip
 import io
 import os
@@ -23,27 +24,23 @@ def is_compressed(file: str) -> bool:
     return file.lower().endswith(_ENDS)
 
 
-class opened:  # noqa: N801  # reads as a function
-    """Opens a file, decompressed, and turns errors of its compression into DataErrors. A context manager."""
-
-    def __init__(self, file: str):
-        self._file = file
-
-    def __enter__(self) -> IO[bytes]:
-        self._stream: IO[bytes]
-        if self._file.lower().endswith(".gz"):
-            self._stream = cast(IO[bytes], gzip.open(self._file, "rb"))
-        elif self._file.lower().endswith(".zst"):
-            self._stream = _open_zst(self._file)
-        else:
-            self._stream = open(self._file, "rb")
-        return self._stream
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: object) -> None:
-        self._stream.close()
-        compression = isinstance(value, EOFError | gzip.BadGzipFile | zlib.error) or (kind and "Zstd" in kind.__name__)
-        if compression:
-            raise DataError(f"{self._file} is truncated or damaged: {value}. Copy it again.") from value
+@contextlib.contextmanager
+def opened(file: str) -> Iterator[IO[bytes]]:
+    """Opens a file, decompressed, and turns errors of its compression into DataErrors."""
+    stream: IO[bytes]
+    if file.lower().endswith(".gz"):
+        stream = cast(IO[bytes], gzip.open(file, "rb"))  # noqa: SIM115
+    elif file.lower().endswith(".zst"):
+        stream = _open_zst(file)
+    else:
+        stream = open(file, "rb")  # noqa: SIM115
+    try:
+        with stream:
+            yield stream
+    except Exception as error:
+        if isinstance(error, EOFError | gzip.BadGzipFile | zlib.error) or "Zstd" in type(error).__name__:
+            raise DataError(f"{file} is truncated or damaged: {error}. Copy it again.") from error
+        raise
 
 
 def read_text(stream: IO[bytes], file: str) -> bytes:

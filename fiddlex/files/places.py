@@ -15,7 +15,7 @@ def cache_folder() -> Path:
     Raises:
       FileNotFoundError: when the user has no home, as in a container whose user has no entry, and names no folder.
     """
-    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     if folder.startswith("~"):
         raise FileNotFoundError("this user has no home directory: set XDG_CACHE_HOME")
     return Path(folder) / "fiddlex"

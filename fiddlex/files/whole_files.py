@@ -70,7 +70,10 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def name_folder(part: Path, path: Path) -> None:
-    """Gives a complete folder its name, where at most an empty folder is, once its files are on disk; else OSError."""
+    """Gives a complete folder its name, once all its files are on disk.
+
+    Raises OSError when anything but an empty folder is at `path`, or a file system refuses; `part` then stays.
+    """
     for file in part.rglob("*"):
         if file.is_file():
             with file.open("rb") as opened:

@@ -14,10 +14,10 @@ _PARTS_OF_A_CUBE = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4)}
 
 
 def slice_shape(dimensions: int, num_chips: int) -> tuple[int, ...]:
-    """The edges of the most cubic slice of `num_chips` chips, whose sum is smallest; empty where no slice has so many.
+    """The edges of the most cubic slice of `num_chips` chips; empty where no slice has so many.
 
-    The edges are in the order of Cloud TPU and libtpu. The torus has 2 or 3 `dimensions`. The caller checks the TPU's
-    upper limit.
+    It is the slice whose edges have the smallest sum. Edges are in the order of Cloud TPU and libtpu. The torus has 2
+    or 3 `dimensions`. The caller checks the TPU's upper limit.
     """
     if dimensions == 2:
         if num_chips == 2 or num_chips.bit_count() != 1:

@@ -133,7 +133,7 @@ class Topology:
     links: tuple[Link, ...]  # between devices, from the innermost outwards
     price: Price | None = None  # of a device; None: unknown
     compiler: Compiler | None = None  # None: programs cannot be compiled for this cluster
-    hosts: Hosts | None = None  # of a slice of TPUs; None for GPUs
+    hosts: Hosts | None = None  # of a slice of TPUs; None for GPUs, whose hosts are the groups of the first link
     host: HostMemory | None = None  # the memory of one host; None: unknown
 
     def rings(self, stride: int, size: int, *, num_devices: int = 0) -> tuple[Ring, ...]:

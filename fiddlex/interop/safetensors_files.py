@@ -197,7 +197,7 @@ class Tensor(NamedTuple):
 
 
 def write_folder(folder: Path, tensors: Sequence[Tensor], *, most_bytes: int = 5 * 10**9) -> None:
-    """Writes files of at most `most_bytes`, or of one tensor that has more, with an index if it takes several files.
+    """Writes tensors to files of at most `most_bytes`, or of one tensor that has more; several files get an index.
 
     Each file appears under its name once it is complete.
     """

@@ -9,7 +9,7 @@ _TIMEOUT_S = 10
 def save_time_warning(partition: str, grace_s: int) -> str:
     """A warning where Slurm may give a job less time to save than `--grace_s`; empty where it does not, or is not here.
 
-    Without the name of a partition, the job's is Slurm's default.
+    An empty `partition` stands for Slurm's default one.
     """
     kill_wait = re.search(r"^KillWait\s*=\s*(\d+) sec", _shown("config"), re.MULTILINE)
     if not kill_wait or int(kill_wait[1]) >= grace_s:

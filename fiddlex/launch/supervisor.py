@@ -21,7 +21,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from fiddlex.terminal import interrupts
-from fiddlex.terminal.readable import counted
+from fiddlex.terminal.readable import counted, signal_name
 
 MAX_RESTARTS = 100  # unless the user sets another number
 FRUITLESS_STARTS = 3  # starts in a row without a later checkpoint, after which a supervisor gives up
@@ -175,20 +175,13 @@ def _signals_to(supervisor: _Supervisor) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a realtime signal between the first and the last
-        return f"signal {number}"
-
-
 def _described(statuses: Sequence[int]) -> str:
     """What ended the processes: 'process 2 was killed by SIGKILL; processes 0, 1 ended with status 1'."""
     by_end: dict[str, list[int]] = {}
     # Those that a signal killed stand first, since their end made the others end.
     for status, index in sorted((status, index) for index, status in enumerate(statuses)):
         if status:
-            end = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with status {status}"
+            end = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
             by_end.setdefault(end, []).append(index)
     several = len(statuses) > 1
     parts = [f"{_named(numbers) if several else ''}{end}" for end, numbers in by_end.items()]

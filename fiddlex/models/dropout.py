@@ -109,7 +109,7 @@ def _unpacked(bits: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
 
 
 def example_keys(key: jax.Array, step: jax.Array | int, examples_B: jax.Array) -> jax.Array:
-    """One key for each example of a microbatch: int32 rows of the global batch, `examples_B`, after `step` updates."""
+    """One key for each example of a microbatch: int32 rows of the global batch, `examples_B`, after `step` steps."""
     key = jax.random.fold_in(key, step)
     return jax.vmap(lambda example: jax.random.fold_in(key, example))(examples_B)
 

@@ -18,7 +18,7 @@ class Exchange(Protocol):
     """How the ranks exchange the pieces of a sequence while they multiply other pieces."""
 
     def gather(self, x_BT: jax.Array, functions: Sequence[Callable[[jax.Array], jax.Array]]) -> list[jax.Array]:
-        """The values, [B, S, …] at the whole sequence, of functions of a piece that map every position by itself."""
+        """The value of each function of a piece at the whole sequence, [B, S, …]; it maps every position by itself."""
         ...
 
     def scatter(self, share: Share, batch: int, length: int, dtype: jnp.dtype) -> jax.Array:

@@ -74,7 +74,7 @@ def as_varying(tree: Any, specs: Any, axes: Any) -> Any:
 def reduce_gradients(grads: Any, specs: Any, zero_specs: Any, axes: Any) -> Any:
     """Sums each partial gradient over those of its `axes`, a tree of frozensets, on which the weight is replicated.
 
-    To be called once per batch. Over `data` it is a reduce-scatter onto the rank's shard of `zero_spec`.
+    To be called once per batch. Over `data` the sum is a reduce-scatter onto the rank's shard by `zero_spec`.
     """
 
     def reduce(g: jax.Array, spec: P, zero: P, axes: frozenset[str]) -> jax.Array:

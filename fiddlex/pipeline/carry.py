@@ -39,13 +39,13 @@ def with_layers(carry: Carry, flat: Tree) -> Carry:
 
 
 def after_spill(carry: Carry, y: jax.Array, gradients: list[jax.Array]) -> tuple[Carry, jax.Array, list[jax.Array]]:
-    """Makes head and backward slot wait for the spill and arriving gradients: XLA starts both before the forward."""
+    """Makes head and backward slot wait for the spill and arriving gradients: both copies start before the forward."""
     outer, host, y, gradients = together((carry.grads.outer, carry.host_stash, y, gradients))
     return carry._replace(grads=carry.grads._replace(outer=outer), host_stash=host), y, gradients
 
 
 def after_fetch(carry: Carry, activations: list[jax.Array], fetched: Arrays) -> tuple[Carry, list[jax.Array], Arrays]:
-    """Makes what follows the backward slot wait for the fetch and arriving activations: both run beside that slot."""
+    """Makes what follows the backward slot wait for the fetch and arriving activations, which run beside that slot."""
     arrived = activations, fetched
     outer, outgoing, arrived = together((carry.grads.outer, carry.outgoing, arrived))
     return carry._replace(grads=carry.grads._replace(outer=outer), outgoing=outgoing), *arrived

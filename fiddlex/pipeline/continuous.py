@@ -23,9 +23,7 @@ class InFlight(NamedTuple):
     """What is in flight on a device between two steps."""
 
     carry: Carry
-    # For each memory, int32 [slot]: the actual slot for each slot number in the next table. None where the memory has
-    # no slots: XLA crashes at an empty array among the inputs of a `shard_map` that uses it (jaxlib 0.11.2).
-    slots: Renames
+    slots: Renames  # for each memory, int32 [slot]: the actual slot for each number in the next table; None: no slots
 
 
 class DeviceWindow(NamedTuple):
@@ -38,6 +36,7 @@ class DeviceWindow(NamedTuple):
 
 def empty_pipeline(engine: Engine) -> InFlight:
     def in_order(size: int) -> jax.Array | None:
+        # XLA crashes at an empty array among the inputs of a `shard_map` that uses it (jaxlib 0.11.2).
         return lax.pcast(jnp.arange(size, dtype=jnp.int32), "pipe", to="varying") if size else None
 
     return InFlight(_between_steps(engine, engine.start()), Renames(*map(in_order, engine.spec.sizes.slots)))

@@ -65,11 +65,11 @@ class Engine:
     spec: PipelineSpec
     placement: LayerPlacement  # by which `versions.layers` are stacked
     model: PipelineModel
-    # compute weights [version, …]: those after k updates at k modulo the versions; streamed: layers of two chunks
+    # compute weights [version, …]: those after k updates at k modulo their number; streamed: the layers of two chunks
     versions: PipelineWeights
     batch: Tree  # leaves [example, …]: the examples of all batches in flight, one batch after another
     scales: jax.Array  # the factors that multiply the gradients of each batch, float32 [batch]
-    step: Integer = 0  # the number of the step's own batch, which equals the number of updates done
+    step: Integer = 0  # the number of the step's own batch, which equals the number of steps done
     head_versions: Tree | None = None  # the versions of `outer` with which the head runs; None: those of `versions`
     slots: Renames | None = None  # the actual slot for each slot number in the table; None: the number itself
     cache: Cache | None = None

@@ -128,7 +128,7 @@ def _applied(config: Config, found: Found) -> Config:
 
 
 def _written(table: str) -> Path:
-    """Writes a table to a file that is named by a checksum of it."""
+    """Writes a table to a file, whose name has the table's checksum."""
     name = f"{AUTO}-{hashlib.sha256(table.encode()).hexdigest()[:16]}.csv"
     folders = [Path(tempfile.gettempdir()) / f"fiddlex-{os.getuid()}"]
     with contextlib.suppress(FileNotFoundError):  # the user has no home

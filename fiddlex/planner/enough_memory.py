@@ -122,7 +122,7 @@ class Question(NamedTuple):
         return self.free.num_processes * sum(needs.values())
 
     def text(self, *, forced: bool = False) -> str:
-        """What is needed, by what, what is free, and what may help, in two lines; `forced`: it goes on all the same."""
+        """What is needed, by what, what is free, and what may help, in two lines; `forced`: the program goes on."""
         need, (where, free, swap, times) = self.need, self.free
         needs = {name: times * size for name, size in self.needs.items()}
         behind = f", besides {swap / GIB:.2f} GiB of swap space" if swap else ""

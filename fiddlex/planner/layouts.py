@@ -52,7 +52,7 @@ class Problem:
     # what to minimize: `time` of a step, `cost` of a step (may use fewer devices), or `memory` of a device
     objective: str = "time"
     semantics: Sequence[str] = SEMANTICS  # weight semantics that a layout may have
-    # of 2 ranks or more (chunk-major: 1 or more), as `make_schedule` names them; empty: all with traits, or no pipeline
+    # `make_schedule`'s names of those for 2 ranks or more (chunk-major: 1 too); empty: all with traits, or no pipeline
     schedules: Sequence[str] = ()
     efficiency: float = EFFICIENCY  # share of the chip's peak that large products reach
 
@@ -85,9 +85,8 @@ class Problem:
     def can_stream(self) -> bool:
         """Whether some layout can have `pipeline.weights_memory=host`, which `Config.validate` restricts."""
         config = self.config
-        compiler = self.topology.compiler
-        if compiler and compiler.platform == "tpu" and config.model.hidden_size % STREAMED_WIDTH:
-            return False
+        if self.topology.platform == "tpu" and config.model.hidden_size % STREAMED_WIDTH:
+            return False  # the compiler refuses it
         return self.can_offload and config.model.dtype != "float16" and not config.train.sample_tokens
 
     @property

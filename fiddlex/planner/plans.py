@@ -27,10 +27,10 @@ class Plan:
     step_time_s: float
     tflops_per_device: float  # model operations per second and device, in units of 10¹², without recomputation
     utilisation: float  # share of the chip's peak in the model's dtype that the model operations reach
-    # of a step in which the rank with most layers waits for other ranks; hops and host copies are in `exposed_s`
+    # seconds of a step in which the rank with most layers waits for others; hops and host copies are in `exposed_s`
     waiting_s: float
     bubble: float  # of the pipeline in lockstep, without hops and host copies (`fiddlex.simulate.timeline.BUBBLE`)
-    # of a step's communication that overlaps with no computation, by purpose; `host`: waits for copies to and from it
+    # seconds of a step's communication that overlaps with no work, by purpose; `host`: waits for copies to and from it
     exposed_s: dict[str, float]
     usd_per_step: float | None  # None: the topology has no price
     traffic: tuple[Traffic, ...]  # what each axis sends over each link in a step

@@ -20,9 +20,9 @@ class MicrobatchTimes(NamedTuple):
     embed_backward: float  # the embedding's gradient, on which all ranks work together
     edge_exchange: float  # communication outside the layers; `embed`, `head` and `embed_backward` include it
     hops: tuple[float, ...]  # a message from each pipe rank to the next; the last: from the last rank to the first
-    load: float = 0.0  # a layer's weights come from the host, where they wait there
-    store: float = 0.0  # a layer's gradients go to the host, where they wait there
-    spill: float = 0.0  # what a layer's forward pass saves goes to the host, or comes back, where it waits there
+    load: float = 0.0  # a layer's weights, from the host to the device, if they wait there
+    store: float = 0.0  # a layer's gradients, to the host, if they wait there
+    spill: float = 0.0  # what a layer's forward pass saves, to the host or back, if it waits there
     sharing: tuple[float, ...] = ()  # factor of slowdown while 1, 2, … ranks are active, as in `Costs`
     tick: float = 0.0  # every tick, in addition to its work, as in `Costs`
 
@@ -70,6 +70,6 @@ class MicrobatchTimes(NamedTuple):
 class StepTimes(NamedTuple):
     """Seconds of a step outside the pipeline, on one device."""
 
-    reduce: float  # the gradients are reduced over `data`
-    gather: float  # the weights are gathered over `data`
+    reduce: float  # the reduction of the gradients over `data`
+    gather: float  # the gathering of the weights over `data`
     update: float  # the optimizer's update

@@ -84,7 +84,7 @@ def interleaved_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Sc
     """1F1B with v = `chunks` stages per rank: 1/v of the bubble of 1F1B, at the price of more hops.
 
     Rank r holds stages r, r+p, …, and warms up with 2(p−r−1) + (v−1)p forwards. A rank runs p microbatches through its
-    first chunk, then the same p through its next chunk, and so on; their number must be a multiple of p.
+    first chunk, then the same p through its next chunk, and so on; the microbatches must be a multiple of p.
     """
     if num_microbatches % pipe:
         below = num_microbatches // pipe * pipe

@@ -139,7 +139,7 @@ def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, .
         match = re.fullmatch(r"(\d{1,9})|([01]?\.\d{1,9})", length, re.ASCII)
         if part.strip().startswith(":"):
             raise _unreadable(schedule, f"{part.strip()!r} names no semantics")
-        if not name or name == "delay":
+        if not name or not length or name == "delay" or name.endswith(".py"):
             raise _unreadable(schedule, f"{part.strip()!r} has no length")
         if match is None:
             what = f"the length {length!r} is neither a number of steps nor a share such as 0.2"

@@ -7,15 +7,14 @@ the actions. Invariant: `from_csv(to_csv(schedule), name)` has the actions and t
 """
 
 import collections
-import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fiddlex.errors import ScheduleError
-from fiddlex.schedules.schedule import Action, Kind, Schedule, execution_order
+from fiddlex.schedules.schedule import Action, Kind, Schedule
 from fiddlex.schedules.table import NONE
-from fiddlex.schedules.ticks import moved_ahead
+from fiddlex.schedules.ticks import in_order, moved_ahead
 from fiddlex.schedules.validate import validate
 from fiddlex.terminal.readable import counted
 
@@ -129,7 +128,10 @@ def to_text(schedule: Schedule, times: Sequence[Sequence[int]] | None = None) ->
       ScheduleError: when `times` is None and the schedule cannot be run to its end.
     """
     if times is None:
-        times = _earliest_slots(schedule)
+        times = in_order(schedule)
+        if times is None:
+            validate(schedule)  # shows where it stalls
+            raise AssertionError("a schedule that stalls is not valid")
     order = tuple(Kind)
     rows: list[dict[int, str]] = [{} for _ in schedule.actions]
     for cells, row, slots in zip(rows, schedule.actions, times, strict=True):
@@ -144,17 +146,17 @@ def copies_to_text(lowered: "Lowered") -> str:
     chunks, microbatches = (
         {name: lowered.column(f"{name}_{field}") for name, _ in signs} for field in ("chunk", "microbatch")
     )
-    rows: list[dict[int, str]] = [{} for _ in range(lowered.schedule.num_ranks)]
-    for rank, cells in enumerate(rows):
-        stages = lowered.schedule.stages_of(rank)
-        for tick in range(lowered.num_ticks):
-            copies = [
-                f"{sign}{Action(stages[chunks[name][tick, rank]], Kind.F, int(microbatches[name][tick, rank]))}"
-                for name, sign in signs
-                if chunks[name][tick, rank] != NONE
-            ]
-            if copies:
-                cells[tick] = "".join(copies)
+
+    def copy(stages: Sequence[int], tick: int, rank: int, name: str, sign: str) -> str:
+        if (chunk := chunks[name][tick, rank]) == NONE:
+            return ""
+        return f"{sign}{Action(stages[chunk], Kind.F, int(microbatches[name][tick, rank]))}"
+
+    rows = _copies(
+        lowered,
+        lowered.num_ticks,
+        lambda stages, tick, rank: "".join(copy(stages, tick, rank, *each) for each in signs),
+    )
     return _grid(rows, lowered.num_ticks)
 
 
@@ -165,17 +167,12 @@ def stream_to_text(lowered: "Lowered", stream: "WeightStream") -> str:
     chunk that takes several transfers is in as many columns.
     """
     periods = len(stream.loads)
-    rows: list[dict[int, str]] = [{} for _ in range(lowered.schedule.num_ranks)]
-    for rank, cells in enumerate(rows):
-        stages = lowered.schedule.stages_of(rank)
-        for period in range(periods):
-            copies = [
-                f"{sign}{stages[row // stream.rows_per_chunk]}"
-                for row, sign in ((stream.loads[period, rank], "↓"), (stream.stores[period, rank], "↑"))
-                if row != NONE
-            ]
-            if copies:
-                cells[period] = "".join(copies)
+
+    def copies(stages: Sequence[int], period: int, rank: int) -> str:
+        rows = (stream.loads[period, rank], "↓"), (stream.stores[period, rank], "↑")
+        return "".join(f"{sign}{stages[row // stream.rows_per_chunk]}" for row, sign in rows if row != NONE)
+
+    rows = _copies(lowered, periods, copies)
     return _grid(rows, periods, step=stream.period)
 
 
@@ -196,6 +193,13 @@ def order_to_text(lowered: "Lowered", order: str) -> str:
     )
 
 
+def _copies(lowered: "Lowered", columns: int, cell: Callable[[Sequence[int], int, int], str]) -> list[dict[int, str]]:
+    """By rank and column, the texts that `cell` gives for the rank's stages, a column and the rank; empty ones go."""
+    ranks = range(lowered.schedule.num_ranks)
+    rows = ((rank, lowered.schedule.stages_of(rank)) for rank in ranks)
+    return [{at: text for at in range(columns) if (text := cell(stages, at, rank))} for rank, stages in rows]
+
+
 def _grid(rows: Sequence[dict[int, str]], num_slots: int, *, step: int = 1) -> str:
     """The lines of a grid, given the text of each rank by time slot; the first line counts the slots by `step`."""
     grid = [["rank", *(str(step * slot) for slot in range(num_slots))]]
@@ -206,15 +210,3 @@ def _grid(rows: Sequence[dict[int, str]], num_slots: int, *, step: int = 1) -> s
         (f"{line[0]:>{widths[0]}}" + "".join(f" {cell:^{slot_width}}" for cell in line[1:])).rstrip() + "\n"
         for line in grid
     )
-
-
-def _earliest_slots(schedule: Schedule) -> list[list[int]]:
-    neighbour = schedule.needs.neighbour
-    slots = [-1] * (len(neighbour) + 2)  # plus MISSING and NOTHING
-    last = [-1] * schedule.num_ranks
-    for rank, number in execution_order(schedule):
-        # What an action needs of its own stage has already run on the same rank.
-        slots[number] = last[rank] = 1 + max(last[rank], slots[neighbour[number]])
-    if -1 in slots[: len(neighbour)]:
-        validate(schedule)  # shows where it stalls
-    return [slots[start:end] for start, end in itertools.pairwise(schedule.starts)]

@@ -49,7 +49,7 @@ def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
     """
     actions, (neighbour, own) = schedule.numbered, schedule.needs
     pairs, slots = fills_pairs(schedule), sorted({SLOT_OF[action.kind] for action in actions})
-    if not pairs and semantics is None and (ticks := _in_order(schedule)):
+    if not pairs and semantics is None and (ticks := in_order(schedule)):
         return ticks
     ranks = [_Rank(row, start, pairs=pairs) for row, start in zip(schedule.actions, schedule.starts, strict=False)]
     updates = _Updates(schedule, semantics) if semantics else None
@@ -82,7 +82,7 @@ def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
     return tuple(tuple(rank.ticks) for rank in ranks)
 
 
-def _in_order(schedule: Schedule) -> Ticks | None:
+def in_order(schedule: Schedule) -> Ticks | None:
     """The earliest ticks if each rank runs one action per tick, in order; None if the schedule stalls."""
     # The loop in `place` gives the same ticks, since an action needs of other ranks only actions of its own slot.
     neighbour = schedule.needs.neighbour

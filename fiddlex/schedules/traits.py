@@ -37,7 +37,7 @@ class Traits:
     idle_ticks: Callable[[int, int, int], int] = lambda p, v, m: 0
     chunks: tuple[int, ...] = (1,)  # numbers of stages per rank that the planner's search tries
     searched: tuple[str, ...] = ()  # semantics under which the planner's search tries the schedule
-    # Whether weights can come from the host chunk by chunk: the planner tries such schedules then, others otherwise.
+    # Whether weights can come chunk by chunk: the planner tries such schedules if they wait on the host, else others.
     chunk_major: bool = False
     # Whether, without flushes, no forward waits for an update if all stages have a delay and m ≥ 2(p−1).
     never_waits: bool = False

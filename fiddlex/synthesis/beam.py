@@ -3,9 +3,9 @@
 In each tick every rank runs one action that is ready, or waits for one. A partial schedule is continued under many
 preferences: which kind of action and which stage goes first, how many microbatches a stage lets in ahead of their
 backward passes, and how long the tick should be, since a tick lasts as long as its longest action. All ranks have the
-same preference in a tick, and may have another one in the next. Those partial schedules of as many ticks go on whose
-time so far and least time to come are shortest. Microbatches are alike, so what matters of a partial schedule is how
-many actions of each kind and stage have begun.
+same preference in a tick, and may have another one in the next. Of the partial schedules of as many ticks, those go on
+whose time so far and least time to come are shortest. Microbatches are alike, so what matters of a partial schedule is
+how many actions of each kind and stage have begun.
 
 Sums are made in one order, not as products of matrices, whose sums differ between machines in the last digit, which can
 decide between two partial schedules.

@@ -50,8 +50,8 @@ def _pairs_of_paces() -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
 def solved(problem: Problem) -> tuple[Block | None, int]:
     """A block with the shortest period that the caps allow, and of those one that ends soonest; costs are not used.
 
-    It is None if none was found within the limits on size and nodes. The number is a lower bound of the period, in
-    units.
+    The block is None if none was found within the limits on size and nodes. The number is a lower bound of the period,
+    in units.
     """
     proven = least = _least_period(problem)
     longest = max(least, 2 * problem.num_stages + 1)  # a microbatch ends as the next begins

@@ -94,7 +94,8 @@ def _bound(times: Times, problem: Problem, least: float, known: float) -> float:
 def _of_ranks(times: Times, problem: Problem, ranks: Sequence[int], best: float, known: float) -> float:
     """A time that one of `ranks` needs at least, if it is more than `best`, up to `known`.
 
-    It is the longest on a coarse grid, or that of the rank with the longest on a fine grid, since each takes a while.
+    It is the longest on a coarse grid, or on a fine grid the time of the rank with the longest: each program takes a
+    while.
     """
     shortest = min(min(times.durations[kind]) for kind in _KINDS)
     before = math.inf

@@ -26,7 +26,7 @@ ROUNDING = 1e-9  # relative; sums of the same times in another order differ by l
 class Judged(NamedTuple):
     """How good a schedule is."""
 
-    # lockstep: makespan; free-running: longest from a rank's first action to its last, the most work plus the bubble
+    # lockstep: makespan; free-running: longest time from a rank's first action to its last. Both: most work plus bubble
     time: float
     makespan: float  # from the first action to the last
     peaks: tuple[float, ...]  # the most that each rank holds, in the unit of `Problem.activation`
@@ -131,7 +131,7 @@ class Problem:
 
     @functools.cached_property
     def durations(self) -> dict[Kind, tuple[float, ...]]:
-        """Without embedding and head."""
+        """The time of each kind of action on each stage, without embedding and head."""
         return self.costs.durations(self.num_stages)
 
     @functools.cached_property

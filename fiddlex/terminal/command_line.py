@@ -93,8 +93,9 @@ class _RegisteringParser(flags.ArgumentParser):
 def define_config(*, required: bool = True) -> flags.FlagHolder[Config]:
     """Defines `--config`, with overrides; for programs that start from a config (`load_config`).
 
-    The flag's value is that config with the command line's overrides applied, not yet validated. Fields of the file
-    that the overrides make a run ignore have their defaults (`run`).
+    If it is `required`, the program refuses to start without it. The flag's value is that config with the command
+    line's overrides applied, not yet validated. Fields of the file that the overrides make a run ignore have their
+    defaults (`run`).
     """
     text = "name that `fiddlex configs` lists, or file.py, with :argument; --config.section.field=value overrides it"
     holder = _define(text, load_config)
@@ -177,7 +178,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             if is_lack_of_memory(error):
                 # Threads of the backend may hang now, so exit without waiting for them.
                 flag = flags.FLAGS["config"] if "config" in flags.FLAGS else None  # noqa: SIM401  # `get` gives the value
-                trained = flag.value if flag and flag.help != _OF_WORKDIR else None
+                trained = flag.value if flag is not None and flag.help != _OF_WORKDIR else None
                 advice = _memory_advice(trained, sys.modules["jax"].default_backend())
                 lines = [f"{os.path.basename(sys.argv[0])}: {advice}", *getattr(error, "__notes__", ())]
                 sys.stderr.write("\n".join([*lines, str(error).splitlines()[0], ""]))
@@ -226,7 +227,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     signal.signal(signal.SIGINT, _interrupt)
     if is_terminal():  # which a program that a signal kills would leave without a cursor
         for number in {signal.SIGTERM, signal.SIGUSR1}.intersection(interrupts.stop_signals()):
-            signal.signal(number, _terminate)
+            signal.signal(number, _interrupt)
     interrupts.watch()
     try:
         app.run(guarded, flags_parser=functools.partial(_parse_flags, module=main.__module__))
@@ -246,12 +247,7 @@ def _status(error: FiddlexError) -> int:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if not interrupts.postponed(number):
-        interrupts.interrupt(KeyboardInterrupt)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    if not interrupts.postponed(number):
-        interrupts.interrupt(Stopped, number)
+        interrupts.interrupt(*((KeyboardInterrupt,) if number == signal.SIGINT else (Stopped, number)))
 
 
 def _end_library_log(*, failed: bool) -> None:

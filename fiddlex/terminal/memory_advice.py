@@ -26,45 +26,27 @@ def memory_remedies(config: Config, *, fake: bool) -> dict[str, dict[str, Any]]:
     most, data, microbatches = config.replica_batch_size, config.mesh.data, config.pipeline.num_microbatches
     lean = "attention,gelu,norms,masks" if config.model.dropout else "gelu,norms"
     stash = {} if config.pipeline.stash_dtype == SAME else {"pipeline.stash_dtype": SAME}
-    exact = "".join(f" and {name}={value}" for name, value in stash.items())
-    one_replica = {"mesh.data": 1, "pipeline.num_microbatches": microbatches * data}
-    remedies: list[tuple[str, dict[str, Any], bool]] = [
-        (
-            f"raise pipeline.num_microbatches (at most {most})",
-            {"pipeline.num_microbatches": most},
-            config.microbatch_size > 1,
-        ),
-        (f"set pipeline.recompute={lean}", {"pipeline.recompute": lean}, config.pipeline.recompute == "none"),
-        (
-            f"set pipeline.recompute=full{exact}",
-            {"pipeline.recompute": "full"} | stash,
-            config.pipeline.recompute != "full",
-        ),
-        (
-            f"set mesh.data=1 and pipeline.num_microbatches={microbatches * data}",
-            one_replica,
-            fake and data > 1,
-        ),
-        (
-            "set pipeline.stash_memory=host",
-            {"pipeline.stash_memory": "host"},
-            not fake and _may_spill(config),
-        ),
-        ("set optimizer.zero1=True", {"optimizer.zero1": True}, data > 1 and not config.optimizer.zero1),
-        (
-            "set optimizer.offload=True",
-            {"optimizer.offload": True},
-            not fake and not config.optimizer.offload and config.pipeline.prediction == "none",
-        ),
-        (
-            "set pipeline.weights_memory=host",
-            {"pipeline.weights_memory": "host"},
-            not fake and _may_stream(config),
-        ),
-        ("raise mesh.tensor", {}, not fake and config.mesh.tensor < config.model.num_heads),
-        ("train a smaller model", {}, True),
+    free = not fake and not config.optimizer.offload and config.pipeline.prediction == "none"
+    remedies: list[tuple[dict[str, Any], bool]] = [
+        ({"pipeline.num_microbatches": most}, config.microbatch_size > 1),
+        ({"pipeline.recompute": lean}, config.pipeline.recompute == "none"),
+        ({"pipeline.recompute": "full"} | stash, config.pipeline.recompute != "full"),
+        ({"mesh.data": 1, "pipeline.num_microbatches": microbatches * data}, fake and data > 1),
+        ({"pipeline.stash_memory": "host"}, not fake and _may_spill(config)),
+        ({"optimizer.zero1": True}, data > 1 and not config.optimizer.zero1),
+        ({"optimizer.offload": True}, free),
+        ({"pipeline.weights_memory": "host"}, not fake and _may_stream(config)),
     ]
-    return {text: fields for text, fields, is_useful in remedies if is_useful}
+    texts = {_text(fields, most): fields for fields, is_useful in remedies if is_useful}
+    if not fake and config.mesh.tensor < config.model.num_heads:
+        texts["raise mesh.tensor"] = {}
+    return texts | {"train a smaller model": {}}
+
+
+def _text(fields: dict[str, Any], most: int) -> str:
+    if fields.keys() == {"pipeline.num_microbatches"}:
+        return f"raise pipeline.num_microbatches (at most {most})"
+    return f"set {' and '.join(f'{name}={value}' for name, value in fields.items())}"
 
 
 def _may_spill(config: Config) -> bool:

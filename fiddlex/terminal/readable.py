@@ -5,6 +5,7 @@ table's figures are small. Rates of links and of memory stay in GB/s, as their m
 """
 
 import reprlib
+import signal
 from typing import Any
 
 _GIB, _MIB = 2**30, 2**20
@@ -55,6 +56,14 @@ def mib(num_bytes: float) -> str:
 def counted(number: int, one: str, several: str = "") -> str:
     """`1 step`, `3,000 steps`; `several` is what several are called, by default `one` with an s more."""
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; `signal 35` for a realtime signal between the first and the last, which has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def shown(value: Any) -> str:

@@ -30,7 +30,7 @@ IN_FLIGHT = 2  # the most batches at once, on every layout: under 2bw, batch b s
 class Decision:
     """A change of the semantics."""
 
-    step: int  # number of updates after which it was decided
+    step: int  # number of steps after which it was decided
     semantics: str  # the semantics to come
     first_step: int  # the first step under them, counted from 1
     loss: float  # mean training loss of the window that decided

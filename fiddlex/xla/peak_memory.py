@@ -54,7 +54,7 @@ CARRIED = {
 }
 TICKS = re.compile(r"^jit\(step\)/shard_map/(ticks/)?while(/body/closed_call/while)?$")  # over ticks, or over periods
 _VALUE = re.compile(r"^ value: <\d+ ([^ {]+)(?:\{([\d,]*)\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\)")
-_RANGE = re.compile(r"^    (\S+?)\{([\d,]*)\}:(\d+)-(\d+)$")
+_RANGE = re.compile(r"^    (\S+?)\{([\d,]*)\}:(\d+)-(\d+)$", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name=\"((?:[^\"\\]|\\.)*)\"", re.MULTILINE)
 _WORD = re.compile(r"[a-z_]+")
 
@@ -120,7 +120,7 @@ def memory_parts(config: Config, topology: str, use: MemoryUse | None) -> dict[s
 def read(program: str, buffers: str, ranges: str) -> MemoryUse:
     """Reads the memory from a program with metadata, and XLA's reports of buffer assignment and of live ranges."""
     names = dict(_INSTRUCTION.findall(program))
-    spans = {(name, index): (int(first), int(last)) for name, index, first, last in _ranges(ranges)}
+    spans = {(name, index): (int(first), int(last)) for name, index, first, last in _RANGE.findall(ranges)}
     end = max((last for _, last in spans.values()), default=0)
     uses: list[Use] = []
     total = 0
@@ -134,12 +134,6 @@ def read(program: str, buffers: str, ranges: str) -> MemoryUse:
             whole = [(0, end, name) for *_, name in held] if always else held
             uses += (Use(_part(told), value_size, first, last) for first, last, told in _joined(whole))
     return MemoryUse(tuple(uses), total)
-
-
-def _ranges(text: str) -> Iterator[tuple[str, ...]]:
-    for line in text.splitlines():
-        if match := _RANGE.match(line):
-            yield match.groups()
 
 
 class _Allocation(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fiddlex.data import HeldoutExamples, Loader, NextTokenExamples, eval_batches
+from fiddlex.data import EvalBatches, HeldoutExamples, Loader, NextTokenExamples
 from fiddlex.errors import DataError
 
 SEQ_LEN = 2
@@ -113,7 +113,7 @@ def test_processes_make_the_rows_of_the_same_batches(num_examples, batch_size, s
     source, loader = EpochExamples(num_examples), make_loader(num_examples, batch_size)
     part = Loader(source, global_batch_size=batch_size, seed=0, vocab_size=2**31, rows=rows).batch(step)
     assert_equal_batches(part, {name: values[rows] for name, values in loader.batch(step).items()})
-    whole, parts = (eval_batches(source, batch_size=batch_size, vocab_size=2**31, rows=each) for each in (None, rows))
+    whole, parts = (EvalBatches(source, batch_size=batch_size, vocab_size=2**31, rows=each) for each in (None, rows))
     assert len(whole) == len(parts)
     for one, other in zip(whole, parts, strict=True):
         assert_equal_batches(other, {name: values[rows] for name, values in one.items()})
@@ -205,7 +205,7 @@ def test_what_cannot_be_loaded():
 @given(length=st.integers(0, 80), seq_len=st.integers(1, 9), batch_size=st.integers(1, 9))
 def test_evaluation_scores_every_token_once(length, seq_len, batch_size):
     source = HeldoutExamples(np.arange(length, dtype=np.uint8), seq_len)
-    batches = eval_batches(source, batch_size=batch_size, vocab_size=80)
+    batches = EvalBatches(source, batch_size=batch_size, vocab_size=80)
     seen = list(batches)
     assert len(seen) == len(batches) == -(-len(source) // batch_size)
     assert all(values.shape == (batch_size, seq_len) for batch in seen for values in batch.values())
@@ -215,17 +215,17 @@ def test_evaluation_scores_every_token_once(length, seq_len, batch_size):
 
 def test_evaluation_limit():
     source = HeldoutExamples(np.arange(100, dtype=np.uint8), 4)
-    every = eval_batches(source, batch_size=3, vocab_size=100)
+    every = EvalBatches(source, batch_size=3, vocab_size=100)
     assert len(every) == 9
-    some = eval_batches(source, batch_size=3, vocab_size=100, limit=2)
+    some = EvalBatches(source, batch_size=3, vocab_size=100, limit=2)
     assert len(some) == len(list(some)) == 2
     assert_equal_batches(some[1], every[1])
-    assert len(eval_batches(source, batch_size=3, vocab_size=100, limit=50)) == 9
+    assert len(EvalBatches(source, batch_size=3, vocab_size=100, limit=50)) == 9
     with pytest.raises(IndexError, match="evaluation batch 2 of 2"):
         some[2]
 
 
 def test_evaluation_outside_the_vocabulary():
-    batches = eval_batches(HeldoutExamples(np.arange(20), 4), batch_size=2, vocab_size=19)
+    batches = EvalBatches(HeldoutExamples(np.arange(20), 4), batch_size=2, vocab_size=19)
     with pytest.raises(DataError, match=r"evaluation batch 2, row 0: tokens\[3\] is 19"):
         list(batches)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.config import DataConfig
-from fiddlex.data import ByteTokenizer, Loader, MaskedExamples, TokenStream, eval_batches, load_corpus, max_masked
+from fiddlex.data import ByteTokenizer, EvalBatches, Loader, MaskedExamples, TokenStream, load_corpus, max_masked
 from fiddlex.errors import DataError
 from tests.data.masked import CLS, PAD, SEP, restored, stream_of
 
@@ -114,7 +114,7 @@ def loader_of(source, batch_size: int) -> Loader:
 
 def test_evaluation_fills_up_with_rows_of_zeros(numbered):
     source = make(stream_of([50]), numbered)
-    (batch,) = eval_batches(source, batch_size=8, vocab_size=2000)
+    (batch,) = EvalBatches(source, batch_size=8, vocab_size=2000)
     assert batch["weights"].shape == (8, max_masked(12, 0.3))
     assert not any(values[len(source) :].any() for values in batch.values())
     np.testing.assert_array_equal(batch["tokens"][2], source.example(2, epoch=0)["tokens"])

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fiddlex.data import ByteTokenizer, Document, Loader, SentencePairExamples, TokenStream, eval_batches
+from fiddlex.data import ByteTokenizer, Document, EvalBatches, Loader, SentencePairExamples, TokenStream
 from fiddlex.data.corpus import encode_documents
 from fiddlex.errors import DataError
 from tests.data.masked import CLS, PAD, SEP, restored, stream_of
@@ -153,7 +153,7 @@ def test_batches(numbered, objective):
     wide = Loader(source, global_batch_size=32, seed=0, vocab_size=2000).batch(0)
     for name, values in wide.items():
         np.testing.assert_array_equal(values, np.concatenate([batch[name] for batch in batches]))
-    *_, last = eval_batches(source, batch_size=10, vocab_size=2000)
+    *_, last = EvalBatches(source, batch_size=10, vocab_size=2000)
     assert last["label_weights"].tolist() == [1] * (len(source) % 10) + [0] * (-len(source) % 10)
 
 

@@ -199,7 +199,7 @@ MUTATIONS = (
     Mutation(
         "next-save-not-counted-among-the-newest",
         "fiddlex/train/run/checkpoints/kept_steps.py",
-        old="[*steps, coming]",
+        old="[*steps, steps[-1] + 1]",
         new="steps",
         tests=("tests/train/run/checkpoints/test_kept_steps.py::test_the_next_save_is_one_of_the_newest",),
     ),

@@ -186,7 +186,7 @@ MUTATIONS = (
     Mutation(
         "samples-where-do-sample-is-false",
         "fiddlex/train/inference/generation_options.py",
-        old='greedy = given.get("do_sample", True) in (False, 0)',
+        old='greedy = given.get("do_sample", True) == 0',
         new="greedy = False",
         tests=("tests/train/inference/test_generation_options.py",),
     ),

@@ -327,6 +327,14 @@ def test_lack_of_memory_names_what_the_config_still_allows(folder, error, argume
     )
 
 
+def test_lack_of_memory_of_a_program_without_a_config(folder):
+    program = TRAIN.replace("_CONFIG = fiddlex.terminal.command_line.define_config()\n", "")
+    (folder / "bare.py").write_text(program.replace("print(_CONFIG.value.validate().to_json())", ""))
+    done = run(folder, "bare.py", "--error=memory")
+    assert done.returncode == 1
+    assert done.stderr.startswith("bare.py: The machine's memory, which the fake devices share, is full: end other pro")
+
+
 @pytest.mark.parametrize(
     ("tensor", "remedies"),
     [

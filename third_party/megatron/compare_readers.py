@@ -42,7 +42,7 @@ from fiddlex.data.megatron.builder import indexed_builder  # noqa: E402
 from fiddlex.data.megatron.index_file import open_indexed  # noqa: E402
 from fiddlex.data.megatron.order import document_order  # noqa: E402
 from fiddlex.data.megatron.packing import PackedDocuments  # noqa: E402
-from fiddlex.data.megatron.splits import split_edges  # noqa: E402
+from fiddlex.data.megatron.source import split_edges  # noqa: E402
 
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "uint16")
 SPLITS = ("969,30,1", "99,1", "1", "1,1,1", "0.9,0.05,0.05", "98,2,0")

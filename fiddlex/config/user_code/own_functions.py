@@ -26,7 +26,7 @@ class Own(NamedTuple):
     error: type[FiddlexError]  # the type of the errors
 
     def load(self, path: str, function: str) -> Callable[..., Any]:
-        """The function of a Python file, run again only once it has changed; failures are of the type `error`."""
+        """The function of this name in a Python file, which is run again only once it has changed; raises `error`."""
         name = f"{path}:{function}" if function else path
         try:
             state = os.stat(path)

@@ -16,7 +16,7 @@ OWN = Own("optimizer.name", "(*, config)", ConfigError)
 
 
 def rule_function(name: str) -> tuple[Callable[..., Any], int]:
-    """The function that a text names, and its `moments`; ConfigError when either is missing."""
+    """The function that a text names, and its `moments`; ConfigError when either is missing or `moments` is below 0."""
     source = source_of(name)
     function = OWN.load(source.path, source.function)
     moments = getattr(function, "moments", None)

@@ -53,7 +53,8 @@ def find_files(inputs: Sequence[str]) -> list[tuple[str, bool]]:
         found += files
     once: dict[str, tuple[str, bool]] = {}  # a pattern such as data/** matches a folder and the files in it
     for file, in_folder in found:
-        once.setdefault(os.path.abspath(file), (file, in_folder))
+        path = os.path.abspath(file)
+        once[path] = file, in_folder and once.get(path, ("", True))[1]  # a file that is named must be a text
     return list(once.values())
 
 
@@ -158,8 +159,7 @@ def _read_lines(piece: Piece, key: str) -> Iterator[str]:
                 except BadLineError as error:
                     before = 0 if whole else _lines_before(file, position) - number + 1
                     raise DataError(
-                        f"{file}, line {before + number}: {error} Each line is a JSON object with the text under "
-                        f"{key!r} (--json_key)."
+                        f"{file}, line {before + number}: {error} The text is under {key!r} (--json_key)."
                     ) from error
             position += len(line)
 

@@ -79,7 +79,7 @@ class Preparation:
         path = Path(os.path.abspath(file))
         trained = [self.trained_tokenizer] if self.train_tokens else []
         made = path.parent == self.prefix.parent and any(
-            path.name == own.name or (path.name.startswith(f"{own.name}-") and path.suffix == ".tmp")
+            path.name in (own.name, f"{own.name}.tmp")  # the second while it is written
             for own in (self.record, self.lock, *self.results, *trained)
         )
         return made or self.parts in path.parents

@@ -29,7 +29,7 @@ def generation_options(options: Mapping[str, Any], *, seed: int) -> tuple[list[s
     if length < 1:
         raise ConfigError(f"max_gen_toks={length} must be at least 1.")
     given = {name: options[name] for name in _SAMPLING if options.get(name) is not None}
-    greedy = given.get("do_sample", True) in (False, 0)
+    greedy = given.get("do_sample", True) == 0  # or False
     sampling = SamplingConfig(
         temperature=0.0 if greedy else _number(given, "temperature", float, 0.0),
         top_k=_number(given, "top_k", int, 0),
@@ -44,5 +44,5 @@ def _number(options: Mapping[str, Any], name: str, kind: Callable[[Any], T], def
     value = options.get(name, default)
     try:
         return kind(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"generation_kwargs {name}={value!r} must be a number.") from error

@@ -41,7 +41,7 @@ class Scorer:
         self._config: Config = program.config
 
     def evaluate(self, weights: Weights, step: int, *, goes_on: Callable[[], bool]) -> Record:
-        """The record of `Trainer.evaluate`; `step` is the number of updates of the weights."""
+        """The record of `Trainer.evaluate`; `step` is the number of steps done."""
         parts = self._program.model.parts
         values = self._of_heldout(self._scores, weights, goes_on=goes_on)
         record = {"step": step} | summarise(values, parts, self._config.model.task, self._dataset)

@@ -69,7 +69,7 @@ class Dispatched(NamedTuple):
         )
 
     def _nonfinite_gradients(self) -> str:
-        names, partly = [], False
+        names = []
         flags = jax.device_get(self.metrics["nonfinite"])
         for path, flag in jax.tree_util.tree_leaves_with_path(flags):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -77,10 +77,9 @@ class Dispatched(NamedTuple):
             if flag.ndim and len(layers):
                 which = "all layers" if len(layers) == len(flag) else f"layers {', '.join(map(str, layers))}"
                 names.append(f"{name} ({which})")
-                partly |= len(layers) < len(flag)
             elif flag.any():
                 names.append(name)
-        if len(names) == len(jax.tree.leaves(flags)) and not partly:
+        if all(map(np.all, jax.tree.leaves(flags))):
             names = ["all"]
         return f"Gradients that are not finite: {', '.join(names) or 'none; the weights overflowed in the update'}"
 

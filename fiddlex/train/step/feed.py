@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from fiddlex.config import Config
-from fiddlex.data import Batch, ExampleSource, Loader, eval_batches
+from fiddlex.data import Batch, EvalBatches, ExampleSource, Loader
 from fiddlex.data.caching import batches_digest, shared_folder
 from fiddlex.data.dataset import Dataset
 from fiddlex.data.loader import batch_number
@@ -98,7 +98,7 @@ class Feed:
     def examples(self, source: ExampleSource) -> Iterator[tuple[DeviceBatch, int]]:
         """All examples of `source` in order, in batches like those of `heldout`."""
         data, vocab_size = self._config.data, self._config.model.vocab_size
-        batches = eval_batches(source, batch_size=data.global_batch_size, vocab_size=vocab_size, rows=self._rows)
+        batches = EvalBatches(source, batch_size=data.global_batch_size, vocab_size=vocab_size, rows=self._rows)
         return self._on_devices(batches, len(source))
 
     def _on_devices(self, batches: Sequence[Batch], number: int) -> Iterator[tuple[DeviceBatch, int]]:
@@ -128,7 +128,7 @@ class Feed:
 
     def _heldout_batches(self, rows: Sequence[int] | None) -> Sequence[Batch]:
         data = self._config.data
-        return eval_batches(
+        return EvalBatches(
             self.require_heldout(),
             batch_size=data.global_batch_size,
             vocab_size=self._config.model.vocab_size,

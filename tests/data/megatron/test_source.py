@@ -6,7 +6,7 @@ import plain
 import pytest
 
 from fiddlex.config import Config
-from fiddlex.data import Loader, eval_batches, load_dataset
+from fiddlex.data import EvalBatches, Loader, load_dataset
 from fiddlex.errors import DataError
 
 VOCABULARY, LENGTH = 4000, 8
@@ -65,7 +65,7 @@ def test_training_takes_each_example_of_the_first_part_once_in_an_epoch(prefixes
 def test_evaluation_scores_each_token_of_the_second_part_once(prefixes):
     folder, made = prefixes
     dataset = load_dataset(config_of(f"megatron:{folder / 'a'}"))
-    batches = eval_batches(dataset.heldout, batch_size=4, vocab_size=VOCABULARY)
+    batches = EvalBatches(dataset.heldout, batch_size=4, vocab_size=VOCABULARY)
     scored = sorted(int(t) for b in batches for t in b["targets"][b["weights"] > 0])
     assert scored == [token for document in made["a"][80:95] for token in document][1:]
     assert dataset.description == (
@@ -96,7 +96,7 @@ def test_a_blend_holds_its_shares_and_each_source_its_epochs(prefixes):
 def test_a_blend_is_evaluated_on_all_that_it_holds_out(prefixes):
     folder, made = prefixes
     dataset = load_dataset(config_of(f"megatron:3:{folder / 'a'},1:{folder / 'b'}"))
-    batches = list(eval_batches(dataset.heldout, batch_size=4, vocab_size=VOCABULARY))
+    batches = list(EvalBatches(dataset.heldout, batch_size=4, vocab_size=VOCABULARY))
     scored = sorted(int(t) for b in batches for t in b["targets"][b["weights"] > 0])
     assert scored == sorted(
         token for name in "ab" for token in [t for document in made[name][80:95] for t in document][1:]
@@ -147,7 +147,7 @@ def test_other_sources_to_evaluate_on(prefixes, tmp_path):
         (f"tokens:{tmp_path / 'flat.bin'}", b, every[1] - 1, 50),
     ):
         dataset = load_dataset(config_of(source, eval_source=eval_source))
-        batches = eval_batches(dataset.heldout, batch_size=4, vocab_size=VOCABULARY)
+        batches = EvalBatches(dataset.heldout, batch_size=4, vocab_size=VOCABULARY)
         assert sum(b["weights"].sum() for b in batches) == scored
         assert len(dataset.train) == (trained - 1) // LENGTH
 

@@ -44,6 +44,9 @@ def test_a_file_that_several_inputs_bring_is_read_once(tmp_path):
     (tmp_path / "b.txt").write_text("b")
     assert sorted(texts_of(tmp_path / "**")) == ["a", "b"]  # the pattern matches the folder and its file
     assert texts_of(tmp_path / "sub", tmp_path / "b.txt", tmp_path, tmp_path / "sub" / "a.txt") == ["a", "b"]
+    (tmp_path / "sub" / "a.txt").write_bytes(b"\0")
+    for names in (("sub", "sub/a.txt"), ("sub/a.txt", "sub")):  # the file is named, so that it must be a text
+        assert find_files([str(tmp_path / name) for name in names]) == [(str(tmp_path / "sub/a.txt"), False)]
 
 
 @pytest.mark.parametrize("size", [1, 7, 4 * 2**20])
@@ -63,9 +66,7 @@ def test_malformed_lines_are_told_by_file_and_number(tmp_path, monkeypatch, size
     monkeypatch.setattr(inputs, "_MOST_PIECES", 10**9)
     content = lines_of(["one", "two"]).encode() + b"\n" + line.encode("latin-1") + b"\n" + lines_of(["last"]).encode()
     (tmp_path / "a.jsonl").write_bytes(content)
-    with pytest.raises(
-        DataError, match=r"a\.jsonl, line 4: .*Each line is a JSON object with the text under 'text'"
-    ) as e:
+    with pytest.raises(DataError, match=r"a\.jsonl, line 4: .*The text is under 'text' \(--json_key\)") as e:
         texts_of(tmp_path / "a.jsonl")
     assert message in str(e.value)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(content))

@@ -116,6 +116,15 @@ def test_stopped_between_any_two_pieces_it_goes_on_with_the_same_bytes(tmp_path,
     assert [path.read_bytes() for path in (tmp_path / "out.bin", tmp_path / "out.idx")] == expected
 
 
+def test_its_own_files_are_no_input_and_those_of_similar_names_are(tmp_path):
+    task = Preparation([str(tmp_path)], tmp_path / "out", train_tokens=300)
+    own = ["out.bin", "out.idx", "out.lock", "out-prepared.json", "out-prepared.json.tmp", "out-tokenizer.json.tmp"]
+    for name in (*own, "out.bin.jsonl", "out.binary.txt", "out-prepared.json.txt"):
+        (tmp_path / name).write_text("text")
+    found = {pathlib.Path(file).name for file, _ in task.find_files()}
+    assert found == {"out.bin.jsonl", "out.binary.txt", "out-prepared.json.txt"}
+
+
 @pytest.mark.parametrize("stop", ["out.bin", "out.idx", "out-prepared.json"])
 def test_stopped_while_the_results_get_their_names(tmp_path, lines, monkeypatch, stop):
     prepare(Preparation([str(lines)], tmp_path / "whole"), workers=1)
@@ -282,10 +291,8 @@ def test_the_binary_tells_where_the_files_are_and_what_to_set(tmp_path, lines):
         done = call("prepare_data", f"--input={lines}", f"--output_prefix={odd}", status=2)
         assert f"--output_prefix={odd} must end in a name" in done.stderr
     done = call("prepare_data", f"--input={lines}", f"--output_prefix={tmp_path / 'bad'}", "--workers=1", status=2)
-    assert (
-        "lines.jsonl, line 1: 'oops' is not JSON (Expecting value at character 0). Each line is a JSON object"
-        in done.stderr
-    )
+    wrong = "'oops' is not JSON (Expecting value at character 0). The text is under 'text' (--json_key)."
+    assert f"lines.jsonl, line 1: {wrong}" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

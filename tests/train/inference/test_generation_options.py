@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from fiddlex.errors import ConfigError
@@ -36,6 +38,7 @@ def test_options(options, stops, length, sampling):
         ({"max_gen_toks": 0}, "max_gen_toks=0 must be at least 1"),
         ({"temperature": -1}, "temperature=-1.0 must be at least 0"),
         ({"temperature": "hot"}, "generation_kwargs temperature='hot' must be a number"),
+        ({"max_gen_toks": math.inf}, "generation_kwargs max_gen_toks=inf must be a number"),
         ({"max_gen_toks": "many"}, "generation_kwargs max_gen_toks='many' must be a number"),
     ],
 )

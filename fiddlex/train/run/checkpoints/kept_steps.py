@@ -44,8 +44,8 @@ def steps_in(directory: Path) -> list[int]:
 def check_keeps(saved: TrainConfig, config: TrainConfig, directory: Path) -> None:
     """Raises ConfigError when a run would delete checkpoints in `directory` that `saved.keep_every` has kept."""
     steps = steps_in(directory)
-    coming = steps[-1] + 1 if steps else 0  # the next save, which is one of the newest
-    kept = {*[*steps, coming][-config.keep_last :], *first_of_each(steps, config.keep_every)}
+    newest = [*steps, steps[-1] + 1] if steps and steps[-1] < config.num_steps else steps  # with the next save
+    kept = {*newest[-config.keep_last :], *first_of_each(steps, config.keep_every)}
     if lost := [step for step in first_of_each(steps, saved.keep_every) if step not in kept]:
         before = f"train.keep_every={saved.keep_every}"
         which = "checkpoint of step" if len(lost) == 1 else "checkpoints of steps"

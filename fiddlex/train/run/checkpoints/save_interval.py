@@ -71,7 +71,10 @@ class Decision(NamedTuple):
 def choose(
     *, step_s: float, cost_s: float, write_s: float, overhead: float, mean_time_to_failure_s: float = 0.0
 ) -> Decision:
-    """The decision for measured times; `overhead` is the share that saves may add where no time to failure is known."""
+    """The decision for measured times.
+
+    `overhead` is the share of the time of steps that saves may add, where the time to failure is not known (0).
+    """
     wanted_s = math.sqrt(2 * cost_s * mean_time_to_failure_s) if mean_time_to_failure_s else cost_s / overhead
     steps = max(math.ceil(max(wanted_s, write_s) / step_s), 1)
     interval_s = steps * step_s

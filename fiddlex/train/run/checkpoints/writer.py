@@ -32,6 +32,17 @@ from fiddlex.train.step.state import SavedState
 logger = logging.getLogger(__name__)
 
 
+class _Manager(ocp.CheckpointManager):
+    """Orbax's manager, which saves at the steps that the run names, and never because of a signal.
+
+    Orbax 0.11.30 to 0.12.0 fail to save in a run of several processes without jax's preemption service, which would
+    take SIGTERM.
+    """
+
+    def reached_preemption(self, step: int) -> bool:
+        return False
+
+
 class CheckpointWriter:
     """Writes checkpoints to a directory, which the first save creates; with `waits`, from copies on the host alone."""
 
@@ -139,7 +150,7 @@ class CheckpointWriter:
             self._directory.mkdir(parents=True, exist_ok=True)
             if processes.is_first():
                 self._remove_unfinished()
-            return ocp.CheckpointManager(self._directory, options=options)
+            return _Manager(self._directory, options=options)
 
     def _remove_unfinished(self) -> None:
         """Removes the folders of saves that were not finished; nothing is being written now."""

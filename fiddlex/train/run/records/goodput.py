@@ -54,9 +54,9 @@ class Interval(NamedTuple):
     """A line of `goodput.jsonl`: what a process did since its line before, or since its start."""
 
     time_s: float  # its end, in seconds since 1970
-    step: int  # number of updates done at its end
+    step: int  # number of steps done at its end
     seconds: dict[str, float]  # by kind
-    resumed_step: int | None = None  # number of updates when the process started; None after a process's first line
+    resumed_step: int | None = None  # number of steps done when the process started; None after a process's first line
     ended: bool = False  # whether the run ended here, so that the time until it is continued does not count
 
     @property

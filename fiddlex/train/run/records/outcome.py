@@ -17,7 +17,7 @@ from fiddlex.train.run.records.metrics import describe, describe_loss
 class Outcome:
     """How a run ended."""
 
-    step: int  # number of updates done
+    step: int  # number of steps done, skipped ones too
     # the signal that stopped the run before its end, and the rank that received it; None when the run reached its end
     stopped_by: StopRequest | None
     record: Record | None  # the last training record; None when the run took no step

@@ -53,11 +53,14 @@ def test_a_run_does_not_start_that_would_delete_what_it_has_kept(tiny_config: Co
     assert Checkpoints(tmp_path).steps() == [6, 9, 10]
 
 
-@pytest.mark.parametrize(("last", "lost"), [(1, "steps 3, 6"), (2, "step 3"), (3, "")])
+@pytest.mark.parametrize(("last", "lost"), [(2, "steps 3, 6"), (3, "step 3"), (4, "")])
 def test_the_next_save_is_one_of_the_newest(last: int, lost: str, tmp_path: pathlib.Path) -> None:
-    for step in (3, 6):
+    for step in (3, 6, 9):
         (tmp_path / str(step)).mkdir()
-    saved, config = TrainConfig(keep_every=3), TrainConfig(keep_last=last)
+    saved, config = TrainConfig(keep_every=3), TrainConfig(keep_last=last, num_steps=20)
     told = pytest.raises(ConfigError, match=f"{lost}, which the next save would delete")
     with told if lost else contextlib.nullcontext():
+        check_keeps(saved, config, tmp_path)
+    config.num_steps = 9  # no save comes
+    if last == 3:
         check_keeps(saved, config, tmp_path)
