@@ -232,7 +232,7 @@ class SharedBatches:
             return False
         try:
             with replacing(self._file(step), shared=True) as opened:
-                np.savez(opened, allow_pickle=False, **batch)
+                np.savez(opened, **batch)
         except OSError as error:
             self._warn(error)
             return False
