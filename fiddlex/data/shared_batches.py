@@ -232,7 +232,8 @@ class SharedBatches:
             return False
         try:
             with replacing(self._file(step), shared=True) as opened:
-                np.savez(opened, **batch)
+                # Without allow_pickle=False, which numpy 2.0 would store as one more array.
+                np.savez(opened, **batch)  # type: ignore[arg-type]
         except OSError as error:
             self._warn(error)
             return False
