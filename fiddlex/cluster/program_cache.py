@@ -43,7 +43,6 @@ def keep_programs(where: str) -> None:
         jax.config.update(_FOLDER, None)
         compilation_cache.reset_cache()
         return
-    folder = None
     try:
         folder = (cache_folder() / "programs" if where == AUTO else absolute(where)) / _processor()
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +54,7 @@ def keep_programs(where: str) -> None:
                 f"train.compilation_cache={where} cannot be written: {error.strerror or error}. Name another "
                 "folder, or none (train.compilation_cache=)."
             ) from error
-        logger.info("Compiled programs are not kept: %s.", f"{folder} cannot be written" if folder else error)
+        logger.info("Compiled programs are not kept: %s.", error)
         return
     if _in_use() != str(folder):
         _remove_incomplete(folder)

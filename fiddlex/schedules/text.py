@@ -147,16 +147,14 @@ def copies_to_text(lowered: "Lowered") -> str:
         {name: lowered.column(f"{name}_{field}") for name, _ in signs} for field in ("chunk", "microbatch")
     )
 
-    def copy(stages: Sequence[int], tick: int, rank: int, name: str, sign: str) -> str:
-        if (chunk := chunks[name][tick, rank]) == NONE:
-            return ""
-        return f"{sign}{Action(stages[chunk], Kind.F, int(microbatches[name][tick, rank]))}"
+    def copies(stages: Sequence[int], tick: int, rank: int) -> str:
+        return "".join(
+            f"{sign}{Action(stages[chunks[name][tick, rank]], Kind.F, int(microbatches[name][tick, rank]))}"
+            for name, sign in signs
+            if chunks[name][tick, rank] != NONE
+        )
 
-    rows = _copies(
-        lowered,
-        lowered.num_ticks,
-        lambda stages, tick, rank: "".join(copy(stages, tick, rank, *each) for each in signs),
-    )
+    rows = _copies(lowered, lowered.num_ticks, copies)
     return _grid(rows, lowered.num_ticks)
 
 
@@ -195,8 +193,7 @@ def order_to_text(lowered: "Lowered", order: str) -> str:
 
 def _copies(lowered: "Lowered", columns: int, cell: Callable[[Sequence[int], int, int], str]) -> list[dict[int, str]]:
     """By rank and column, the texts that `cell` gives for the rank's stages, a column and the rank; empty ones go."""
-    ranks = range(lowered.schedule.num_ranks)
-    rows = ((rank, lowered.schedule.stages_of(rank)) for rank in ranks)
+    rows = enumerate(map(lowered.schedule.stages_of, range(lowered.schedule.num_ranks)))
     return [{at: text for at in range(columns) if (text := cell(stages, at, rank))} for rank, stages in rows]
 
 

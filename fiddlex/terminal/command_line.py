@@ -178,7 +178,8 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             if is_lack_of_memory(error):
                 # Threads of the backend may hang now, so exit without waiting for them.
                 flag = flags.FLAGS["config"] if "config" in flags.FLAGS else None  # noqa: SIM401  # `get` gives the value
-                trained = flag.value if flag is not None and flag.help != _OF_WORKDIR else None
+                config = None if flag is None or flag.help == _OF_WORKDIR else flag.value
+                trained = config if isinstance(config, Config) else None  # and not a file's name alone
                 advice = _memory_advice(trained, sys.modules["jax"].default_backend())
                 lines = [f"{os.path.basename(sys.argv[0])}: {advice}", *getattr(error, "__notes__", ())]
                 sys.stderr.write("\n".join([*lines, str(error).splitlines()[0], ""]))
@@ -246,8 +247,12 @@ def _status(error: FiddlexError) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if not interrupts.postponed(number):
-        interrupts.interrupt(*((KeyboardInterrupt,) if number == signal.SIGINT else (Stopped, number)))
+    if interrupts.postponed(number):
+        return
+    if number == signal.SIGINT:
+        interrupts.interrupt(KeyboardInterrupt)
+    else:
+        interrupts.interrupt(Stopped, number)
 
 
 def _end_library_log(*, failed: bool) -> None:
@@ -256,10 +261,10 @@ def _end_library_log(*, failed: bool) -> None:
     library_log.end(failed=failed)
 
 
-def _memory_advice(config: Config | str | None, platform: str) -> str:
+def _memory_advice(config: Config | None, platform: str) -> str:
     """What the user can do about a lack of memory on `platform`; without a `config`, the program does not train."""
     fake = platform == "cpu"
-    if not isinstance(config, Config):
+    if config is None:
         remedies = ["end other programs that use it", "lower data.global_batch_size (for an evaluation)"]
     else:
         remedies = list(memory_remedies(config, fake=fake))

@@ -16,6 +16,7 @@ from fiddlex.errors import CheckpointError
 from fiddlex.schedules.placement import PADDING
 from fiddlex.train.run.checkpoints.checksums import other_checksum
 from fiddlex.train.run.checkpoints.file_digests import LIST, damaged_files, is_unfinished, read_list
+from fiddlex.train.run.checkpoints.kept_steps import is_step
 from fiddlex.train.run.checkpoints.meta import Meta, read_meta
 from fiddlex.train.run.checkpoints.reading import first_line
 from fiddlex.train.run.checkpoints.stored_arrays import StoredArrays
@@ -77,12 +78,7 @@ def entries(workdir: Path) -> Iterator[Entry]:
 
 def finished(workdir: Path, step: int | None = None) -> list[Path]:
     """The folders of finished checkpoints from which fiddlex reads, or that of `step`; CheckpointError without any."""
-    paths = [
-        path
-        for folder in USABLE
-        for path in _folders(workdir, folder)
-        if path.name.isdecimal() and path.name == str(int(path.name))
-    ]
+    paths = [path for folder in USABLE for path in _folders(workdir, folder) if is_step(path.name)]
     chosen = [path for path in paths if step is None or int(path.name) == step]
     if not chosen and not paths:
         raise CheckpointError(f"{workdir} has no finished checkpoint. Name the --workdir of a run that has saved one.")

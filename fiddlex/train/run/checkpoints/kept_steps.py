@@ -37,8 +37,12 @@ def steps_in(directory: Path) -> list[int]:
     """Steps that have a finished checkpoint in a directory, in ascending order."""
     if not directory.is_dir():
         return []
-    names = (path.name for path in directory.iterdir() if path.is_dir())
-    return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
+    return sorted(int(path.name) for path in directory.iterdir() if path.is_dir() and is_step(path.name))
+
+
+def is_step(name: str) -> bool:
+    """Whether a folder of this name is a finished checkpoint: 40, but neither 0040 nor -1."""
+    return name.isdecimal() and name == str(int(name))
 
 
 def check_keeps(saved: TrainConfig, config: TrainConfig, directory: Path) -> None:

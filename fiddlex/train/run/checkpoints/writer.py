@@ -35,8 +35,7 @@ logger = logging.getLogger(__name__)
 class _Manager(ocp.CheckpointManager):
     """Orbax's manager, which saves at the steps that the run names, and never because of a signal.
 
-    Orbax 0.11.30 to 0.12.0 fail to save in a run of several processes without jax's preemption service, which would
-    take SIGTERM.
+    Orbax 0.11 fails to save in a run of several processes without jax's preemption service, which would take SIGTERM.
     """
 
     def reached_preemption(self, step: int) -> bool:
