@@ -140,44 +140,18 @@ def _counted(speed: "Speed") -> Iterator[list]:
 
 
 def _prompts() -> list[str]:
-    """The prompts of both flags.
+    """The prompts of both flags; raises ConfigError for a bad one."""
+    from fiddlex.data.prompts import read_prompts
 
-    Raises:
-      ConfigError: when the file cannot be read, a line has no prompt, or a prompt is no text.
-    """
     prompts = list(_PROMPT.value)
     if _PROMPT_FILE.value:
-        prompts += _of_file(pathlib.Path(_PROMPT_FILE.value))
+        prompts += read_prompts(pathlib.Path(_PROMPT_FILE.value))
     return prompts or [""]
 
 
 def _check_utf8(flag: str, texts: list[str]) -> None:
+    from fiddlex.data.prompts import is_unicode
+
     for text in texts:
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        if not is_unicode(text):
             raise ConfigError(f"--{flag}={text!a} is not valid UTF-8.")
-
-
-def _of_file(path: pathlib.Path) -> list[str]:
-    from fiddlex.data.bad_lines import BadLineError
-    from fiddlex.data.tables import decode_line, json_value, numbered_lines
-
-    try:
-        with path.open("rb") as file:
-            lines = list(numbered_lines(file, blank=b" \t\r\n"))
-    except OSError as error:
-        raise ConfigError(f"--prompt_file={path} cannot be read: {error}.") from error
-    prompts = []
-    for number, line in lines:
-        try:
-            value = json_value(decode_line(line))
-        except BadLineError as error:
-            raise ConfigError(f"--prompt_file={path}, line {number}: {error}") from error
-        prompt = value.get("prompt") if isinstance(value, dict) else value
-        if not isinstance(prompt, str) or any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise ConfigError(
-                f'--prompt_file={path}, line {number}: give a string, or an object with "prompt", of valid Unicode.'
-            )
-        prompts.append(prompt)
-    if not prompts:
-        raise ConfigError(f"--prompt_file={path} has no prompts: give one on each line.")
-    return prompts

@@ -222,25 +222,3 @@ def test_a_text_ends_at_each_token_that_the_files_name(tmp_path: pathlib.Path) -
 def test_a_tokenizer_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"set data\.tokenizer to the JSON file"):
         TextGenerator(Scripted([]), {}, None)
-
-
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (b'\xef\xbb\xbf"one"\r\n\n {"prompt": "two \xe2\x80\xa8", "x": 1}\n""', ["one", "two \u2028", ""]),
-        (b'"one"\n\n{"prompt": 3}', r"p\.jsonl, line 3: give a string, or an object with \"prompt\""),
-        (b'"one"\n"\\ud800"', "line 2: give a string"),
-        (b'"one"\n"\xff"', "line 2: byte 0xff at offset 1 is not UTF-8"),
-        (b'"one"\noops', "line 2: 'oops' is not JSON"),
-        (b"\n", "p\\.jsonl has no prompts"),
-    ],
-)
-def test_prompts_of_a_file(content: bytes, found: list[str] | str, tmp_path: pathlib.Path) -> None:
-    from fiddlex.commands.generate import _of_file
-
-    (tmp_path / "p.jsonl").write_bytes(content)
-    if isinstance(found, list):
-        assert _of_file(tmp_path / "p.jsonl") == found
-    else:
-        with pytest.raises(ConfigError, match=found):
-            _of_file(tmp_path / "p.jsonl")
