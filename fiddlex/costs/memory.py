@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from fiddlex.config import Config
 from fiddlex.costs.backend import TPU, Backend
-from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, num_sequences, outside_layers
+from fiddlex.costs.layer_memory import LayerMemory, outside_layers
 from fiddlex.costs.weight_memory import WeightBytes, weight_bytes
+from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, num_sequences
 from fiddlex.models.registry import network_of
 from fiddlex.models.task_sizes import example_fields
 from fiddlex.schedules.buffers import IN_TRANSIT, Sizes
@@ -114,7 +115,7 @@ def device_memory(
         gradients=gradients,
         stash=(slots.stash + IN_TRANSIT * bool(slots.host_stash)) * rows * layer.stash(),
         weight_stash=slots.weight_stash * rows * layer.weight_stash(),
-        inboxes=(slots.forward_inbox + slots.backward_inbox + 1) * layer.residual * layer.itemsize,
+        inboxes=(slots.forward_inbox + slots.backward_inbox + 1) * layer.input,
         working=working + sizes.versions * (2 * rows if sizes.streamed else all_rows) * layer.copied(),
         update=update,
         inputs=sizes.batches * _batch(config),

@@ -8,7 +8,7 @@ numbers are those of the config's model, whatever the mesh; they leave out rows 
 
 from fiddlex.config import Config, ModelConfig
 from fiddlex.models.registry import network_of
-from fiddlex.models.spec import Network, Product, leaves
+from fiddlex.models.spec import Network, leaves
 
 
 def num_parameters(config: Config) -> int:
@@ -63,8 +63,7 @@ def hardware_flops(config: Config) -> float:
 
 def _layers_flops(network: Network, config: Config) -> int:
     """Operations of the layers' forward pass over one example."""
-    products = [each for each in network.operations if isinstance(each, Product)]
-    weights = sum(each.inputs * each.outputs for each in products)  # a multiply-add for each weight and token
+    weights = sum(each.inputs * each.outputs for each in network.products)  # a multiply-add for each weight and token
     attention = 2 * config.model.seq_len * network.attention.width  # one each for the scores and for the values
     tokens = network.task.num_sequences * config.model.seq_len
     return 2 * tokens * network.num_layers * (weights + attention)

@@ -11,7 +11,7 @@ from fiddlex.config import Config
 from fiddlex.config.user_code.own_rules import rule_function
 from fiddlex.config.values.schedule_source import is_function
 from fiddlex.costs.backend import Backend
-from fiddlex.costs.layer_memory import ITEMSIZES
+from fiddlex.models.device_arrays import ITEMSIZES
 from fiddlex.models.registry import network_of
 from fiddlex.models.spec import Parameter, leaves
 from fiddlex.parallel.axes import largest_dimension, num_shards

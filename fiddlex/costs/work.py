@@ -18,10 +18,11 @@ from typing import NamedTuple
 from fiddlex.config import Config
 from fiddlex.config.values.recompute import FULL
 from fiddlex.costs.backend import CPU
-from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, WORD, LayerMemory, num_sequences
+from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.hardware.chips import Chip
 from fiddlex.hardware.pieces import num_pieces
 from fiddlex.models import spec
+from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, WORD, DeviceArrays, num_sequences
 from fiddlex.models.registry import network_of
 
 
@@ -143,7 +144,7 @@ def layer_work(config: Config, *, flash: bool = False, in_blocks: bool = False) 
     forward = Work((*around, *inner), streams + softmax + copies + of_products + of_others)
     return LayerWork(
         forward,
-        _again(config.pipeline.recomputed, sizes, forward, Work() if flash else Work((scores,), softmax)),
+        _again(sizes, forward, Work() if flash else Work((scores,), softmax)),
         Work((*inputs, *inner_backward), 2 * streams + softmax_backward + copies + of_others),
         Work(weights, sizes.accumulated() + of_products),
     )
@@ -151,20 +152,20 @@ def layer_work(config: Config, *, flash: bool = False, in_blocks: bool = False) 
 
 def _encoded(config: Config, *, flash: bool) -> tuple[float, float]:
     """Bytes that encoding reads and writes, as many as decoding does: of products' inputs, and of other activations."""
-    memory = dataclasses.replace(LayerMemory.of(config, CPU), kernel="any" if flash else "")
-    of_products, of_others = memory.encoded()
+    of_products, of_others = LayerMemory.of(config, CPU, kernel="any" if flash else "").encoded()
     moved = ITEMSIZES[config.model.dtype] + 1
     return moved * of_products, moved * of_others
 
 
-def _again(recomputed: frozenset[str], sizes: "_Sizes", forward: Work, probabilities: Work) -> Work:
+def _again(sizes: "_Sizes", forward: Work, probabilities: Work) -> Work:
     """The work that a backward pass repeats; `probabilities` is the work of those of attention outside a kernel."""
+    recomputed = sizes.arrays.recompute
     if FULL in recomputed:
         return forward
-    again = Work(traffic=sizes.made_again(recomputed))
+    again = Work(traffic=sizes.made_again())
     if "attention" in recomputed:
         again += probabilities
-    draws = sizes.dropout and bool(probabilities.products) and recomputed & {"attention", "masks"}
+    draws = sizes.arrays.dropout and bool(probabilities.products) and recomputed & {"attention", "masks"}
     return again + Work(traffic=2 * WORD * sizes.scores if draws else 0.0)
 
 
@@ -179,9 +180,8 @@ class ExchangedWork(NamedTuple):
 def exchanged_work(config: Config, *, in_blocks: bool) -> tuple[ExchangedWork, ...]:
     """The products of a layer by the exchanges beside which they run; products that share their input share one."""
     sizes = _Sizes.of(config, in_blocks=in_blocks)
-    operations = (each for each in sizes.network.operations if isinstance(each, spec.Product))
     groups: list[tuple[spec.Product, list[MatrixProduct]]] = []
-    for operation, product in zip(operations, map(sizes.in_pieces, sizes.products()), strict=True):
+    for operation, product in zip(sizes.network.products, map(sizes.in_pieces, sizes.products()), strict=True):
         if operation.shares_input:
             groups[-1][1].append(product)
         else:
@@ -211,7 +211,7 @@ def edge_work(config: Config, *, shards: int) -> EdgeWork:
         if each.positions == "scored"
     ]
     gradients = (gradient for product in products for gradient in product.gradients)
-    looked_up = sizes.tokens * config.model.hidden_size * (FLOAT32 + itemsize)
+    looked_up = sizes.arrays.tokens * config.model.hidden_size * (FLOAT32 + itemsize)
     softmax = 5 * scored * columns * FLOAT32  # logits to exponentials to gradients, read and written
     return EdgeWork(
         Work(traffic=2 * looked_up),
@@ -222,50 +222,25 @@ def edge_work(config: Config, *, shards: int) -> EdgeWork:
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Sizes of a microbatch's arrays on one device."""
+    """Sizes of a microbatch's arrays on one device, and the work that reads and writes them."""
 
     network: spec.Network
-    num_sequences: int
-    seq_len: int
-    tensor: int
-    itemsize: int
-    dropout: bool
-    split: int  # number of ranks that share the work of norms and residuals
+    arrays: DeviceArrays
     pieces: int  # number of pieces in which a product with weights runs
     copies: bool  # whether the pieces of the whole sequence are copied out of it or into it
 
     @classmethod
     def of(cls, config: Config, *, in_blocks: bool = False) -> "_Sizes":
-        model, tensor = config.model, config.mesh.tensor
-        length = model.seq_len // tensor
-        pieces = num_pieces(num_sequences(config), length, tensor, in_blocks=in_blocks)
-        return cls(
-            network=network_of(config),
-            num_sequences=num_sequences(config),
-            seq_len=model.seq_len,
-            tensor=tensor,
-            itemsize=ITEMSIZES[model.dtype],
-            dropout=model.dropout > 0,
-            split=tensor if config.mesh.sequence_parallel else 1,
-            pieces=pieces if config.mesh.collective_matmul else 1,
-            copies=in_blocks and config.mesh.collective_matmul and pieces > 1,
-        )
-
-    @property
-    def tokens(self) -> int:
-        return self.num_sequences * self.seq_len
+        network, matmul = network_of(config), config.mesh.collective_matmul
+        arrays = DeviceArrays.of(config, network.hidden)
+        length = arrays.seq_len // arrays.tensor
+        pieces = num_pieces(arrays.num_sequences, length, arrays.tensor, in_blocks=in_blocks) if matmul else 1
+        return cls(network, arrays, pieces, copies=in_blocks and pieces > 1)
 
     def products(self) -> tuple[MatrixProduct, ...]:
         """The products with weights, split over tensor ranks as each `Product.split` says."""
-
-        def local(width: int, product: spec.Product, side: str) -> int:
-            return width * product.replicas // self.tensor if product.split == side else width
-
-        products = (each for each in self.network.operations if isinstance(each, spec.Product))
-        return tuple(
-            MatrixProduct(self.tokens, local(each.inputs, each, "inputs"), local(each.outputs, each, "outputs"))
-            for each in products
-        )
+        arrays = self.arrays
+        return tuple(MatrixProduct(arrays.tokens, *each.kernel(arrays.tensor)) for each in self.network.products)
 
     def in_pieces(self, product: MatrixProduct) -> MatrixProduct:
         """A product of F as it runs beside its exchange: once for each piece of the sequence."""
@@ -275,60 +250,34 @@ class _Sizes:
         """Bytes that F, or I, reads and writes to copy pieces into arrays of the whole sequence, or out of them."""
         if not self.copies:
             return 0.0
-        split = (each.split for each in self.network.operations if isinstance(each, spec.Product))
-        widths = (
-            product.outputs if side == "outputs" else product.inputs
-            for side, product in zip(split, self.products(), strict=True)
-        )
-        return 2 * self.tokens * sum(widths) * self.itemsize
+        widths = (each.kernel(self.arrays.tensor)[each.split == "outputs"] for each in self.network.products)
+        return 2 * self.arrays.tokens * sum(widths) * self.arrays.itemsize
 
     def attention(self) -> tuple[MatrixProduct, MatrixProduct]:
         """The two products of attention: the scores, and the values weighted by the probabilities."""
-        attention, length = self.network.attention, self.seq_len
-        heads = self.num_sequences * attention.heads // self.tensor
-        return MatrixProduct(length, attention.head_size, length, heads), MatrixProduct(
-            length, length, attention.head_size, heads
-        )
+        length, size = self.arrays.seq_len, self.network.attention.head_size
+        heads = self.network.attention.rows(self.arrays) // length
+        return MatrixProduct(length, size, length, heads), MatrixProduct(length, length, size, heads)
 
     def softmax(self) -> float:
         """Bytes of a softmax: reads float32 scores, writes probabilities; dropout reads and writes these once more."""
-        return self.scores * (FLOAT32 + self.itemsize + 2 * self.itemsize * self.dropout)
+        return self.scores * (FLOAT32 + self.arrays.itemsize + 2 * self.arrays.itemsize * self.arrays.dropout)
 
     @property
     def scores(self) -> int:
         """Number of attention's scores."""
-        return self.num_sequences * (self.network.attention.heads // self.tensor) * self.seq_len**2
+        return self.network.attention.rows(self.arrays) * self.arrays.seq_len
 
-    def made_again(self, recomputed: frozenset[str]) -> float:
+    def made_again(self) -> float:
         """Bytes that a backward pass reads and writes to make inputs of products, and masks of the stream, again."""
-        total = 0.0
-        for before, operation in itertools.pairwise(self.network.operations):
-            if isinstance(operation, spec.Product) and operation.made_by in recomputed:
-                total += self._stream(before) * self.itemsize
-            if isinstance(operation, spec.Residual) and self.dropout and "masks" in recomputed:
-                # the random words of a mask are written and read once
-                total += 2 * WORD * self.tokens * self.network.hidden / self.split
-        return total
+        pairs = itertools.pairwise((spec.Operation(), *self.network.operations))
+        return sum(operation.made_again(self.arrays, before) for before, operation in pairs)
 
     def streams(self) -> float:
         """Bytes that norms, sums, activations, and biases or rotations of queries and keys read and write once."""
-        return sum(map(self._stream, self.network.operations)) * self.itemsize
-
-    def _stream(self, operation: spec.Operation) -> float:
-        """Elements that an operation reads and writes outside its products."""
-        residual = self.tokens * self.network.hidden / self.split
-        match operation:
-            case spec.Norm():
-                return 2 * (self.tokens * (operation.width // self.tensor) or residual)
-            case spec.Residual():
-                return 3 * residual
-            case spec.Activation():
-                return (operation.num_inputs + 1) * self.tokens * (operation.units // self.tensor)
-            case spec.Attention():
-                return 2 * self.tokens * ((operation.width + 2 * operation.kv_width) // self.tensor)
-        return 0.0
+        return sum(each.moved(self.arrays) for each in self.network.operations) * self.arrays.itemsize
 
     def accumulated(self) -> float:
         """Bytes that the addition of the weights' gradients to float32 sums reads and writes."""
         weights = sum(product.inputs * product.outputs for product in self.products())
-        return weights * (2 * FLOAT32 + self.itemsize)
+        return weights * (2 * FLOAT32 + self.arrays.itemsize)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fiddlex.models.spec import MASK_ROW
+from fiddlex.models.device_arrays import MASK_ROW
 from fiddlex.parallel.collectives import first_position
 
 SITES_PER_LAYER = 3

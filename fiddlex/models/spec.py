@@ -2,7 +2,7 @@
 
 Initial weights, sharding, names in checkpoints, the number of parameters, flops, memory and the planner's work are
 derived from it. Sizes are those of the whole network; the logical axes of parameters and `Product.split` determine the
-part that one device has.
+part that one device has. A new kind of operation says in its methods what it takes on a device.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from fiddlex.models.device_arrays import WORD, DeviceArrays, Saved
 from fiddlex.models.task_sizes import Task
 from fiddlex.parallel.axes import LogicalAxes
 
@@ -91,8 +92,31 @@ def norm(hidden: int, *, bias: bool = True) -> Parameters:
     return scale | ({"bias": Parameter((hidden,), ("hidden",))} if bias else {})
 
 
+class Operation:
+    """A step of a branch; says what one device reads, writes and saves for it."""
+
+    def moved(self, arrays: DeviceArrays) -> int:
+        """Elements that a forward pass reads and writes outside products with weights and outside attention's."""
+        return 0
+
+    def saved(self, arrays: DeviceArrays, before: "Operation") -> list[Saved]:
+        """The activations that a forward pass saves; of attention, without those inside it.
+
+        `before` is the operation before this one in its branch, a plain `Operation` for the first.
+        """
+        return []
+
+    def masks(self, arrays: DeviceArrays) -> int:
+        """Bytes of the masks that a forward pass saves, without those inside attention."""
+        return 0
+
+    def made_again(self, arrays: DeviceArrays, before: "Operation") -> int:
+        """Bytes that a backward pass reads and writes to make an input, or masks, again (`pipeline.recompute`)."""
+        return 0
+
+
 @dataclasses.dataclass(frozen=True)
-class Norm:
+class Norm(Operation):
     """A norm; it saves its input, in the compute dtype, for the backward pass."""
 
     # 0: the norm of the residual stream; else how many heads it normalises, which tensor parallelism splits
@@ -100,14 +124,18 @@ class Norm:
     head_size: int = 0  # the width of a head
     replicas: int = 1  # the number of tensor ranks that compute the same head
 
-    @property
-    def width(self) -> int:
-        """The width of all heads together, each as often as tensor ranks compute it; 0 for the residual stream."""
-        return self.heads * self.head_size * self.replicas
+    def moved(self, arrays: DeviceArrays) -> int:
+        return 2 * self._elements(arrays)
+
+    def saved(self, arrays: DeviceArrays, before: Operation) -> list[Saved]:
+        return [Saved(self._elements(arrays), self.head_size or arrays.hidden, arrays.itemsize)]
+
+    def _elements(self, arrays: DeviceArrays) -> int:
+        return arrays.local(self.heads * self.head_size * self.replicas) or arrays.residual
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class Product(Operation):
     """The product of each position's vector and a kernel; it saves its input, in the dtype of products' operands."""
 
     inputs: int  # the length of the vectors
@@ -121,13 +149,34 @@ class Product:
     # in a layer: the part of `pipeline.recompute` ("norms", "gelu") that makes the input again; "": it is always saved
     made_by: str = ""
 
+    def kernel(self, tensor: int) -> tuple[int, int]:
+        """Inputs and outputs of the kernel that one of `tensor` tensor ranks has."""
+        inputs = self.inputs // tensor if self.split == "inputs" else self.inputs
+        return inputs, self.outputs * self.replicas // tensor if self.split == "outputs" else self.outputs
+
+    def saved_input(self, arrays: DeviceArrays) -> int:
+        """Elements of the input as it is saved: gathered, except by products in pieces, which gather it again."""
+        parts = 1 if self.split == "inputs" else arrays.parts
+        return arrays.tokens * self.kernel(arrays.tensor)[0] // parts
+
+    def saved(self, arrays: DeviceArrays, before: Operation) -> list[Saved]:
+        elements = self.saved_input(arrays)
+        if self.shares_input or self.made_by in arrays.recompute:
+            return []
+        if isinstance(before, Attention):
+            return [arrays.of_heads(elements, self.inputs, before.head_size, of_product=True)]
+        return [Saved(elements, self.kernel(arrays.tensor)[0], arrays.operand, of_product=True)]
+
+    def made_again(self, arrays: DeviceArrays, before: Operation) -> int:
+        return before.moved(arrays) * arrays.itemsize * (self.made_by in arrays.recompute)
+
 
 @dataclasses.dataclass(frozen=True)
-class Attention:
+class Attention(Operation):
     """Attention between the positions of a sequence; it saves queries, keys, values and probabilities.
 
-    The flash kernel saves one sum for each row of probabilities instead. `fiddlex.costs.layer_memory` and
-    `fiddlex.costs.work` count this, and what of attention the backward pass recomputes.
+    The flash kernel saves one sum for each row of probabilities instead. What the inside of attention
+    takes is in `fiddlex.costs.attention_memory` and `fiddlex.costs.work`.
     """
 
     heads: int  # of queries
@@ -145,27 +194,51 @@ class Attention:
         """The width of the heads of keys together, each as often as tensor ranks hold it."""
         return (self.kv_heads or self.heads) * self.head_size * self.kv_replicas
 
+    def moved(self, arrays: DeviceArrays) -> int:
+        """Elements of the biases or rotations of queries and keys."""
+        return 2 * arrays.local(self.width + 2 * self.kv_width)
+
+    def saved(self, arrays: DeviceArrays, before: Operation) -> list[Saved]:
+        widths = self.width, self.kv_width, self.kv_width
+        return [arrays.of_heads(arrays.local(width), width, self.head_size) for width in widths]
+
+    def rows(self, arrays: DeviceArrays) -> int:
+        """Rows of the scores on one device, B·N·S, each with S scores."""
+        return arrays.tokens * self.heads // arrays.tensor
+
 
 @dataclasses.dataclass(frozen=True)
-class Activation:
+class Activation(Operation):
     """An elementwise function between two products; it saves its inputs, in the compute dtype."""
 
     units: int  # the width of the function's output
     num_inputs: int = 1  # of width `units`: 1 for GELU, 2 where a gate multiplies a value
 
+    def moved(self, arrays: DeviceArrays) -> int:
+        return (self.num_inputs + 1) * arrays.local(self.units)
 
-MASK_ROW = 128  # bytes of a row of a saved mask (`fiddlex.models.dropout`)
+    def saved(self, arrays: DeviceArrays, before: Operation) -> list[Saved]:
+        return self.num_inputs * [Saved(arrays.local(self.units), self.units // arrays.tensor, arrays.itemsize)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Residual:
+class Residual(Operation):
     """The end of a branch: adds the branch's output, after dropout, to the residual stream.
 
     Dropout saves its mask, a bit for each element in whole rows of `MASK_ROW` bytes.
     """
 
+    def moved(self, arrays: DeviceArrays) -> int:
+        return 3 * arrays.residual
 
-Operation = Norm | Product | Attention | Activation | Residual
+    def masks(self, arrays: DeviceArrays) -> int:
+        return arrays.mask(arrays.residual)
+
+    def made_again(self, arrays: DeviceArrays, before: Operation) -> int:
+        """Bytes of the random words of a mask, which are written and read once."""
+        return 2 * WORD * arrays.residual * (arrays.dropout and "masks" in arrays.recompute)
+
+
 Branch = tuple[Operation, ...]  # the operations of a branch in order; their result is added to the residual stream
 
 
@@ -200,3 +273,8 @@ class Network:
     def attention(self) -> Attention:
         (found,) = (each for each in self.operations if isinstance(each, Attention))
         return found
+
+    @property
+    def products(self) -> list[Product]:
+        """The products of a layer, all branches one after another."""
+        return [each for each in self.operations if isinstance(each, Product)]

@@ -21,12 +21,13 @@ from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.sections import AXES
 from fiddlex.config.values.recompute import FULL, recomputed
 from fiddlex.costs.backend import backend_of
-from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, num_sequences
+from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.costs.weight_memory import num_moments
 from fiddlex.costs.work import Work, edge_work, exchanged_work, layer_work, update_work
 from fiddlex.hardware.links import Link
 from fiddlex.hardware.pieces import num_blocks, num_ways, runs_in_blocks
 from fiddlex.hardware.topology import Topology
+from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, num_sequences
 from fiddlex.models.registry import network_of
 from fiddlex.models.spec import Product
 from fiddlex.planner.communication import (
@@ -299,7 +300,7 @@ class CostModel:
 
     @functools.cached_property
     def _products(self) -> list[Product]:
-        return [each for each in network_of(self._config).operations if isinstance(each, Product)]
+        return network_of(self._config).products
 
     @property
     def _row_bytes(self) -> int:

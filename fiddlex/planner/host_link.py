@@ -9,8 +9,8 @@ import math
 from typing import NamedTuple
 
 from fiddlex.config import Config
-from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES
 from fiddlex.costs.weight_memory import local_shape, master_shape, num_moments
+from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES
 from fiddlex.models.registry import network_of
 from fiddlex.models.spec import leaves
 

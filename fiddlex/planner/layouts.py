@@ -26,7 +26,6 @@ from fiddlex.hardware.compilers import STREAMED_WIDTH
 from fiddlex.hardware.pieces import num_blocks, runs_in_blocks
 from fiddlex.hardware.topology import Topology
 from fiddlex.models.registry import network_of
-from fiddlex.models.spec import Product
 from fiddlex.planner.closed_forms import Shape
 from fiddlex.planner.cost_model import EFFICIENCY
 from fiddlex.schedules.generators import GENERATORS, generator_of, make_schedule
@@ -243,7 +242,7 @@ def why_missing(name: str, generator: Generator, pipe: int, chunks: int, num_mic
 
 def recompute_choices(config: Config, *, flash: bool) -> tuple[str, ...]:
     """The values of `pipeline.recompute` to search; with `flash`, a kernel recomputes attention's inside anyway."""
-    made = {each.made_by for each in network_of(config).operations if isinstance(each, Product)}
+    made = {each.made_by for each in network_of(config).products}
     useful = {"attention": not flash, "masks": config.model.dropout > 0}
     parts = [part for part in PARTS if useful.get(part, part in made)]
     lists = itertools.chain.from_iterable(itertools.combinations(parts, size) for size in range(len(parts) + 1))

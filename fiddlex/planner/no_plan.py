@@ -43,7 +43,7 @@ def least_bytes(problem: Problem) -> int:
         # of the device's layers, or of one layer where they wait on the host
         gradients = weights.outer + weights.layers // (rows if config.pipeline.streams else 1)
         # three values of an example's residual stream: from the stage before, from the stage behind, and what goes out
-        least.append(weights.master + weights.optimizer + gradients + 3 * layer.residual * layer.itemsize)
+        least.append(weights.master + weights.optimizer + gradients + 3 * layer.input)
     return min(least, default=0)
 
 

@@ -102,6 +102,7 @@ class Terminal(Display):
 
     def abandon(self) -> None:
         """Empties the line without waiting for whoever draws it."""
+        self._phases = ()  # who draws it once more draws nothing
         if self._live is not None:
             with contextlib.suppress(OSError):  # the terminal may have been closed
                 os.write(sys.stderr.fileno(), _CLEAR.encode())

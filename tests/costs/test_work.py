@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.config import Config, MeshConfig, ModelConfig
+from fiddlex.config.families import FAMILIES
+from fiddlex.costs.backend import CPU
+from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.costs.sizes import hardware_flops, model_flops
 from fiddlex.costs.work import MatrixProduct, Work, edge_work, layer_work, update_work
 from fiddlex.hardware.chips import Chip
+from fiddlex.models.descriptions import gpt
+from fiddlex.models.device_arrays import DeviceArrays, Saved
+from fiddlex.models.spec import Operation
 
 CHIP = Chip("c", 1.0, 1e9, {"float32": 1e12, "bfloat16": 2e12}, "s")
 
@@ -48,6 +54,32 @@ def test_traffic_of_a_layer_is_its_closed_form():
     tokens, scores = 4 * 16, 4 * 2 * 16**2
     elements = 2 * 2 * tokens * 64 + 2 * 3 * tokens * 64 + 2 * tokens * 128 + 2 * tokens * 3 * 32
     assert layer_work(config).forward.traffic == 4 * elements + scores * (4 + 4)
+
+
+class Convolution(Operation):
+    """An operation that fiddlex does not know: over neighbouring positions, of each channel for itself."""
+
+    def moved(self, arrays: DeviceArrays) -> int:
+        return 2 * arrays.residual
+
+    def saved(self, arrays: DeviceArrays, before: Operation) -> list[Saved]:
+        return [Saved(arrays.residual, arrays.hidden, arrays.itemsize)]
+
+
+def test_an_operation_of_ones_own_is_counted(monkeypatch):
+    def network(config):
+        described = gpt(config)
+        first, second = described.branches
+        return dataclasses.replace(described, branches=(first, (Convolution(), *second)))
+
+    config, with_convolution = a_config(), a_config()
+    monkeypatch.setitem(FAMILIES, "with_convolution", dataclasses.replace(FAMILIES["gpt"], network=network))
+    with_convolution.model.family = "with_convolution"
+    elements = 4 * 16 * 64  # positions of a microbatch, and channels
+    before, after = (LayerMemory.of(each, CPU).stash() for each in (config, with_convolution))
+    assert after - before == 4 * elements
+    before, after = (layer_work(each).forward.traffic for each in (config, with_convolution))
+    assert after - before == 4 * 2 * elements
 
 
 GELU, NORMS, MASKS = 2 * 64 * 128, 2 * 2 * 64 * 64, 2 * 2 * 64 * 64  # elements; two norms, and words of two sites

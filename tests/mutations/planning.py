@@ -142,7 +142,7 @@ MUTATIONS = (
     ),
     Mutation(
         "products-in-rings-that-save-the-whole-input",
-        "fiddlex/costs/layer_memory.py",
+        "fiddlex/models/device_arrays.py",
         old="parts=tensor if config.mesh.collective_matmul else 1",
         new="parts=1",
         tests=(f"{ARGUMENTS}[2bw, products in rings]",),
@@ -150,8 +150,8 @@ MUTATIONS = (
     Mutation(
         "products-in-pieces-counted-whole",
         "fiddlex/costs/work.py",
-        old="pieces=pieces if config.mesh.collective_matmul else 1",
-        new="pieces=1",
+        old="in_blocks=in_blocks) if matmul else 1",
+        new="in_blocks=in_blocks) if not matmul else 1",
         tests=("tests/costs/test_exchanged_work.py::test_products_and_hops_of_a_layer_are_those_of_the_program",),
     ),
     Mutation(
@@ -442,14 +442,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a-product-said-to-keep-an-input-that-is-made-again",
-        "fiddlex/costs/layer_memory.py",
-        old="case Product() if not operation.shares_input and operation.made_by not in self.recompute:",
-        new="case Product() if not operation.shares_input:",
+        "fiddlex/models/spec.py",
+        old="if self.shares_input or self.made_by in arrays.recompute:",
+        new="if self.shares_input:",
         tests=(STASH.format("gelu,norms"),),
     ),
     Mutation(
         "masks-said-to-take-bytes",
-        "fiddlex/costs/layer_memory.py",
+        "fiddlex/models/device_arrays.py",
         old="rows = -(-elements // (8 * MASK_ROW))",
         new="rows = -(-elements // MASK_ROW)",
         tests=(STASH.format("none"),),
@@ -463,16 +463,16 @@ MUTATIONS = (
     ),
     Mutation(
         "what-is-made-again-takes-no-time",
-        "fiddlex/costs/work.py",
-        old="total += self._stream(before) * self.itemsize",
-        new="total += 0",
+        "fiddlex/models/spec.py",
+        old="return before.moved(arrays) * arrays.itemsize * (self.made_by in arrays.recompute)",
+        new="return 0",
         tests=("tests/costs/test_work.py::test_traffic_of_what_is_made_again_is_its_closed_form",),
     ),
     Mutation(
         "an-activation-said-to-keep-nothing",
-        "fiddlex/costs/layer_memory.py",
-        old="saved += operation.num_inputs * [Saved",
-        new="saved += 0 * [Saved",
+        "fiddlex/models/spec.py",
+        old="return self.num_inputs * [Saved(",
+        new="return 0 * [Saved(",
         tests=("tests/costs/test_device_memory.py",),
     ),
     Mutation(

@@ -90,7 +90,7 @@ def test_a_program_that_uses_the_library_is_not_ended_during_an_import(tmp_path:
 
 def test_ctrl_c_leaves_a_clean_terminal() -> None:
     with recorded([sys.executable, "-c", PROGRAM.format(body=UNINTERRUPTIBLE)], ENVIRONMENT) as shown:
-        shown.follow_to("Working  1 s")
+        shown.follow_to("Working  ")  # and the seconds, of which a slow machine may not show the first
         status, seconds = shown.interrupted()
     assert status == 130
     assert seconds < 10
@@ -101,7 +101,7 @@ def test_ctrl_c_leaves_a_clean_terminal() -> None:
 @pytest.mark.parametrize("body", [UNINTERRUPTIBLE, "time.sleep(60)"], ids=["uninterruptible", "sleeping"])
 def test_sigterm_leaves_a_clean_terminal(body: str) -> None:
     with recorded([sys.executable, "-c", PROGRAM.format(body=f"import time; {body}")], ENVIRONMENT) as shown:
-        shown.follow_to("Working  1 s")
+        shown.follow_to("Working  ")  # and the seconds, of which a slow machine may not show the first
         status, seconds = shown.terminated()
     assert status == 143
     assert seconds < 10

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.costs.backend import backend_of
-from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, outside_layers
+from fiddlex.costs.layer_memory import LayerMemory, outside_layers
 from fiddlex.costs.weight_memory import local_shape, num_moments
+from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES
 from fiddlex.models.registry import network_of
 from fiddlex.models.spec import Parameter, leaves
 from fiddlex.planner.cost_model import CostModel
@@ -73,7 +74,7 @@ def _chain(problem: Problem, costs: CostModel, mesh: MeshConfig, examples: int) 
     network = network_of(config)
     embedding = list(leaves(network.embedding))
     head = [*leaves(network.head), *_tied(embedding, list(leaves(network.head)))]
-    outputs = memory.residual * memory.itemsize
+    outputs = memory.input
     layer = _layer(config, list(leaves(network.layer)), tuple(_undominated(choices)), outputs)
     first = _layer(config, embedding, (Choice(times.embed + times.embed_backward, 0.0),), outputs)
     last = _layer(config, head, (Choice(times.head, 0.0),), 0.0)
