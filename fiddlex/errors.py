@@ -1,5 +1,13 @@
 """The exceptions that fiddlex raises for mistakes a person can fix; binaries print their text without a traceback."""
 
+import shlex
+import sys
+
+
+def installation(extra: str) -> str:
+    """The command that installs an extra of fiddlex into the environment of this process, for a message."""
+    return f"{shlex.quote(sys.executable)} -m pip install 'fiddlex[{extra}]'"
+
 
 class FiddlexError(Exception):
     """Base of every error whose message is meant for the person who runs the program."""

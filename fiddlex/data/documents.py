@@ -58,7 +58,7 @@ def read_stdlib() -> list[Document]:
     if not documents:
         raise DataError(
             f"stdlib: there are no .py files in {str(root)!r}, where this interpreter keeps its standard library "
-            "(zipped or stripped?). Use another Python build, or data.source=text:PATH."
+            "(zipped or stripped?). Use another Python build, or the source text:PATH."
         )
     return documents
 
@@ -80,7 +80,7 @@ def read_text(path: Path) -> list[Document]:
         _warn_of_passed_over(path, [name for name, text in texts if text is None])
     else:
         what = "it is neither a file nor a folder" if path.exists() else "there is no such file or folder"
-        raise DataError(f"text:{path}: {what}. Check the path, or use data.source=stdlib.")
+        raise DataError(f"text:{path}: {what}. Check the path; the source `stdlib` needs none.")
     if not any(document.text for document in documents):
         what = "the file is empty" if path.is_file() else "the folder has no UTF-8 text file that is not hidden"
         raise DataError(f"text:{path}: {what}. Give a text file, or a folder with text files at any depth.")

@@ -15,7 +15,7 @@ import numpy as np
 from fiddlex.data.bad_lines import BadLineError
 from fiddlex.data.tables import decode_line, json_object, numbered_lines
 from fiddlex.data.text_rows import TextRows, files_by_split, json_text
-from fiddlex.errors import DataError
+from fiddlex.errors import DataError, installation
 from fiddlex.files.compressed import lines, opened
 from fiddlex.files.small_files import is_own_name, read_object
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 1024
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # the last bytes of Arrow's stream format
 _SAVED = ("dataset_dict.json", "state.json")  # files that mark folders of save_to_disk
-_NO_LIBRARY = "reading datasets takes the extra `hf` (pip install 'fiddlex[hf]'): "
+_NO_LIBRARY = f"reading datasets takes the extra `hf` ({installation('hf')}): "
 
 
 def read_dataset(path: Path, column: str) -> dict[str, list[TextRows]]:

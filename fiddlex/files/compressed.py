@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
-from fiddlex.errors import DataError
+from fiddlex.errors import DataError, installation
 
 MOST_TEXT = 2**28  # bytes of a text in a compressed file, or if that is more, so many times the file's:
 MOST_RATIO = 64
@@ -84,6 +84,6 @@ def _open_zst(file: str) -> IO[bytes]:
     try:
         import zstandard
     except ImportError as error:
-        raise DataError(f"{file}: to read .zst install the extra zstd (pip install 'fiddlex[zstd]').") from error
+        raise DataError(f"{file}: to read .zst install the extra zstd ({installation('zstd')}).") from error
     reader = zstandard.ZstdDecompressor().stream_reader(open(file, "rb"), read_across_frames=True, closefd=True)  # noqa: SIM115
     return io.BufferedReader(cast(Any, reader), 2**20)

@@ -4,6 +4,10 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shlex
+import sys
+
+from fiddlex.errors import installation
 
 # With weights from the host, libtpu 0.0.52 compiled hidden sizes of 64, 128, 192 and 256 for v5e, and refused 32, 48,
 # 96 and 160 (2026-11-27).
@@ -16,12 +20,12 @@ def missing_compiler(topology: str) -> str:
     if topology.startswith("tpu:") and importlib.util.find_spec("libtpu") is None:
         return (
             f"Compiling for {topology} takes libtpu, which is not installed. It comes with the extra aot, for Linux on "
-            "x86-64: pip install 'fiddlex[aot]'."
+            f"x86-64: {installation('aot')}."
         )
     if topology.startswith("gpu:") and not _has_cuda_plugin():
         return (
             f"Compiling for {topology} takes jax's CUDA plugin, which is not installed. It comes with the extra "
-            "aot-gpu, for Linux: pip install 'fiddlex[aot-gpu]'; no GPU has to be there."
+            f"aot-gpu, for Linux: {installation('aot-gpu')}; no GPU has to be there."
         )
     return ""
 
@@ -48,7 +52,8 @@ def other_libtpu(used: str, named: str) -> str:
         return ""
     return (
         f"Compiled by libtpu {used}. The installed jax names libtpu {named}, which may compile the step to another "
-        f"program (docs/ahead_of_time.md); to compile with it: pip install 'libtpu=={named}.*'."
+        "program (docs/ahead_of_time.md); to compile with it: "
+        f"{shlex.quote(sys.executable)} -m pip install 'libtpu=={named}.*'."
     )
 
 

@@ -87,8 +87,8 @@ def _obstacle_to_splash(model: ModelConfig) -> str:
 def _obstacle_to_blocked(model: ModelConfig) -> str:
     if block_length(model.seq_len) == model.seq_len:
         return (
-            f"blocked takes a model.seq_len of 2 to {_MOST_BLOCKS} blocks, each a multiple of {_BLOCK} positions; "
-            f"it is {model.seq_len}"
+            f"that of CPUs, blocked, cuts a sequence into 2 to {_MOST_BLOCKS} equal blocks, each of a multiple of "
+            f"{_BLOCK} positions; model.seq_len is {model.seq_len}"
         )
     return ""
 

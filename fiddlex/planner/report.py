@@ -34,7 +34,7 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
     rows = [list(columns), *([cell(plan) for cell in columns.values()] for plan in found.plans)]
     exposed = ", ".join(f"{name} {time / best.step_time_s:.1%}" for name, time in best.exposed_s.items())
     lines = [
-        f"{describe(problem)}\n{found.space:,} layouts; {found.simulated} simulated, the others ruled out by a lower "
+        f"{describe(problem)}\n{found.space:,} layouts; {found.simulated:,} simulated, the others ruled out by a lower "
         f"bound or by memory\n\n{table(rows)}\n",
         f"The first: {_whole_run(best)}.",
         f"Memory of a device, GiB, not all of it at once: {parts_text(best.memory)}.",

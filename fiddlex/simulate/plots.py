@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fiddlex.errors import ConfigError, FiddlexError
+from fiddlex.errors import ConfigError, FiddlexError, installation
 from fiddlex.files.whole_files import write_output
 from fiddlex.schedules.schedule import Kind
 from fiddlex.schedules.semantics import Semantics
@@ -33,7 +33,7 @@ try:
     from fiddlex.simulate import panels
 except ModuleNotFoundError as error:
     raise FiddlexError(
-        f"pictures need matplotlib, and there is no module {error.name!r}: pip install 'fiddlex[plot]'."
+        f"pictures need matplotlib, and there is no module {error.name!r}: {installation('plot')}."
     ) from error
 
 _NAMES = {Kind.F: "F forward", Kind.B: "B backward", Kind.I: "I input gradient", Kind.W: "W weight gradient"}

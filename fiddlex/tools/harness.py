@@ -19,7 +19,7 @@ from fiddlex.config.overrides import replaced
 from fiddlex.data import ScoredEnds, Tokenizer
 from fiddlex.data.corpus import corpus_tokenizer
 from fiddlex.data.dataset import Dataset
-from fiddlex.errors import ConfigError, DataError
+from fiddlex.errors import ConfigError, DataError, installation
 from fiddlex.tools.harness_tokens import HarnessTokenizer
 from fiddlex.train.inference.generation_options import generation_options
 from fiddlex.train.run.workdir import read_config
@@ -31,7 +31,7 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
     raise ConfigError(
-        f"lm-evaluation-harness takes the extra `lm-eval` (pip install 'fiddlex[lm-eval]'): {error}."
+        f"lm-evaluation-harness takes the extra `lm-eval` ({installation('lm-eval')}): {error}."
     ) from error
 
 

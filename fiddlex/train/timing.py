@@ -23,7 +23,8 @@ from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.planner.enough_memory import Use
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.profile import Profile
-from fiddlex.terminal.readable import readable_time
+from fiddlex.terminal.progress import phase
+from fiddlex.terminal.readable import counted, readable_time
 from fiddlex.train.inference.forward import make_eval_step
 from fiddlex.train.run.faults.require_memory import require_memory
 from fiddlex.train.step.feed import Feed
@@ -73,13 +74,15 @@ def time_steps(
     def is_over() -> bool:
         return time.monotonic() >= end_s
 
-    for times in rounds(cases, force=force):
-        if not taken:
-            end_s = time.monotonic() + limit_s
-        taken.append(times)
-        # Every process of a run must take as many turns; the first one decides.
-        if len(taken) >= min_rounds and processes.told_by_first("end of the turns", is_over):
-            break
+    with phase("Measuring", total=limit_s, unit="s") as measuring:
+        for times in rounds(cases, force=force):
+            if not taken:
+                end_s = time.monotonic() + limit_s
+            taken.append(times)
+            measuring.advance(time.monotonic() - (end_s - limit_s), counted(len(taken), "round"))
+            # Every process of a run must take as many turns; the first one decides.
+            if len(taken) >= min_rounds and processes.told_by_first("end of the turns", is_over):
+                break
     return [list(row) for row in zip(*taken, strict=True)]
 
 

@@ -249,4 +249,6 @@ def test_long_sequences_on_tpus_take_less_than_scores_would(tiny_config: Config)
 
 def test_the_report_tells_in_which_kernel_attention_runs(tiny_config: Config) -> None:
     facts = report(tiny_config, compile_ahead(tiny_config, make_mesh(tiny_config.mesh)))
-    assert facts["attention"].startswith("attention runs without a flash kernel: blocked takes a model.seq_len of 2")
+    assert facts["attention"].startswith(
+        "attention runs without a flash kernel: that of CPUs, blocked, cuts a sequence into 2"
+    )

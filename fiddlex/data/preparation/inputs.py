@@ -18,7 +18,7 @@ from fiddlex.config import rules
 from fiddlex.data.bad_lines import BadLineError, checked_string, value_of
 from fiddlex.data.documents import files_below, is_hidden
 from fiddlex.data.tables import UTF8_MARK, decode_line, json_object
-from fiddlex.errors import DataError
+from fiddlex.errors import DataError, installation
 from fiddlex.files.compressed import is_compressed, lines, opened, read_text
 
 _LEAST_PIECE, _MOST_PIECES = 4 * 2**20, 4096  # bytes; pieces of one run, beside the files that cannot be cut
@@ -213,7 +213,7 @@ class _parquet:  # noqa: N801  # reads as a function
             import pyarrow.parquet
         except ImportError as error:
             raise DataError(
-                f"{self._file}: to read Parquet install the extra parquet (pip install 'fiddlex[parquet]')."
+                f"{self._file}: to read Parquet install the extra parquet ({installation('parquet')})."
             ) from error
         try:
             self._parquet = pyarrow.parquet.ParquetFile(self._file)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fiddlex.config import Config
-from fiddlex.errors import ConfigError
+from fiddlex.errors import ConfigError, installation
 from fiddlex.files.small_files import read_object
 from fiddlex.files.whole_files import write_whole
 from fiddlex.train.run.workdir import writing
@@ -45,7 +45,7 @@ class WandbRun:
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"train.wandb_project={config.train.wandb_project!r} needs the package wandb, and there is no module "
-                f"{error.name!r}: pip install 'fiddlex[wandb]', or leave train.wandb_project empty."
+                f"{error.name!r}: {installation('wandb')}, or leave train.wandb_project empty."
             ) from error
         self._workdir, self._config = workdir, config
         path = workdir / "wandb.json"

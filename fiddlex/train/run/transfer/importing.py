@@ -46,7 +46,7 @@ def imported(folder: Path, program: Program, fresh: Weights) -> Weights:
         _at(fresh, keys).delete()
     shapes, shardings = (_only(tree, kept, there) for tree in (layout.shapes, layout.master_shardings(program.mesh)))
     weights, new = taken(stored.read(shapes, shardings, layout.placement.layers), fresh)
-    logger.info("The run starts from the weights of %s; new: %s.", folder, ", ".join(new) or "nothing")
+    logger.info("The run starts from the weights of %s%s.", folder, f"; new: {', '.join(new)}" * bool(new))
     initial: Weights = weights
     return initial
 

@@ -79,7 +79,7 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], We
         for name in CLASSIFIERS:
             given["head"].get("label", {}).pop(name, None)
     initial, new = taken(given, fresh())
-    logger.info("The run starts from these weights; new: %s.", ", ".join(new) or "nothing")
+    logger.info("The run starts from these weights%s.", f"; new: {', '.join(new)}" * bool(new))
     return initial
 
 
