@@ -1,4 +1,5 @@
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
@@ -206,6 +207,20 @@ def test_what_is_said_to_be_done_is_checked(tmp_path, lines):
     pathlib.Path(task.tokenizer_file).write_text("{}")
     with pytest.raises(ConfigError, match="exists and was made from other input"):
         prepare(task, workers=1)
+
+
+def test_a_lock_file_that_another_process_removes_is_not_locked(tmp_path, lines, monkeypatch):
+    """The other process ends after this one has opened its lock file; a third may make the file again."""
+    task, flock = Preparation([str(lines)], tmp_path / "out"), fcntl.flock
+
+    def after_the_end(descriptor, operation):
+        task.lock.unlink(missing_ok=True)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", after_the_end)
+    with pytest.raises(ConfigError, match="another process is making"):
+        prepare(task, workers=1)
+    assert not files_of(tmp_path)
 
 
 def test_two_processes_make_the_same_bytes_as_one(tmp_path, lines):
