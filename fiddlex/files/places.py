@@ -1,4 +1,4 @@
-"""Where the paths that a user writes lead, and the folder of the user's caches."""
+"""Where the paths that a user writes lead, the folder of the user's caches, and which folders are checkpoints."""
 
 import os
 from pathlib import Path
@@ -19,3 +19,15 @@ def cache_folder() -> Path:
     if folder.startswith("~"):
         raise FileNotFoundError("this user has no home directory: set XDG_CACHE_HOME")
     return Path(folder) / "fiddlex"
+
+
+def steps_in(directory: Path) -> list[int]:
+    """Steps that have a finished checkpoint in a directory, in ascending order."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(path.name) for path in directory.iterdir() if path.is_dir() and is_step(path.name))
+
+
+def is_step(name: str) -> bool:
+    """Whether a folder of this name is a finished checkpoint: 40, but neither 0040 nor -1."""
+    return name.isdecimal() and name == str(int(name))

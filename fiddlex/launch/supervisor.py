@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from fiddlex.files.places import steps_in
 from fiddlex.terminal import interrupts
 from fiddlex.terminal.readable import counted, signal_name
 
@@ -156,11 +157,9 @@ def newest_step(workdir: Path | None) -> int:
     if workdir is None:
         return -1
     try:
-        names = [each.name for each in (workdir / "checkpoints").iterdir() if each.is_dir()]
+        return max(steps_in(workdir / "checkpoints"), default=-1)
     except OSError:
         return -1
-    # Like the trainer, it takes no folder 0040 for the checkpoint of step 40.
-    return max((int(name) for name in names if name.isdecimal() and name == str(int(name))), default=-1)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ Shape suffixes: B example, S whole sequence, T this rank's part of it, I inputs,
 `fiddlex.models.operators.multiplied`, inputs and outputs may be several dimensions.
 """
 
+import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,9 @@ def make_exchange(config: Config, mesh: Mesh) -> Exchange | None:
     return Blocks() if runs_in_blocks(platform) else Rings(permutes=platform == "tpu")
 
 
-class Gathered(NamedTuple):
+# Two NamedTuples of one exchange would be equal, and a cache of jax would take one rule for the other.
+@dataclasses.dataclass(frozen=True)
+class Gathered:
     """A `Rule` of products of the whole sequence whose input is this rank's part of it, [B, T, I]."""
 
     exchange: Exchange
@@ -58,7 +60,8 @@ class Gathered(NamedTuple):
         return dx, tuple(kernel_gradient(x_BSI, kernel, g) for kernel, g in zip(kernels, gs, strict=True))
 
 
-class Scattered(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Scattered:
     """A `Rule` of one product, of which each rank keeps its part, [B, T, O], of the sum over the ranks."""
 
     exchange: Exchange

@@ -24,7 +24,7 @@ from fiddlex.synthesis.problem import Problem
 from fiddlex.synthesis.search import NAME, Found, find
 
 FOLDER = "schedules"  # of the user's caches
-VERSION = 8  # to be raised whenever a change makes searches find something else
+VERSION = 9  # to be raised whenever a change makes searches find something else
 _WRONG = (  # what a damaged file may raise
     OSError,
     ValueError,

@@ -16,9 +16,15 @@ from fiddlex.synthesis.problem import Judged, Problem
 FARTHEST = 12  # places by which an action moves at most
 
 
-def improve(problem: Problem, schedule: Schedule, judged: Judged, *, tries: int, seed: int) -> tuple[Schedule, Judged]:
-    """The best among `tries` moves from a legal schedule within the caps, of which `judged` says how good it is."""
-    rng = random.Random(seed)
+def improve(
+    problem: Problem, schedule: Schedule, judged: Judged, *, tries: int, seed: int
+) -> tuple[Schedule, Judged, int]:
+    """The best among `tries` moves from a legal schedule within the caps, of which `judged` says how good it is.
+
+    Returns:
+      The schedule, how good it is, and the number of moves that were judged: those that keep the order of microbatches.
+    """
+    rng, number = random.Random(seed), 0
     rows = [list(row) for row in schedule.actions]
     for _ in range(tries):
         rank = rng.randrange(len(rows))
@@ -28,13 +34,14 @@ def improve(problem: Problem, schedule: Schedule, judged: Judged, *, tries: int,
         candidate = dataclasses.replace(
             schedule, actions=tuple(tuple(moved if r == rank else row) for r, row in enumerate(rows))
         )
+        number += 1
         try:
             result = problem.judge(candidate)
         except ScheduleError:  # the ranks would wait for each other
             continue
         if result is not None and not judged.better_than(result):
             rows[rank], schedule, judged = moved, candidate, result
-    return schedule, judged
+    return schedule, judged, number
 
 
 def _move(row: list[Action], rng: random.Random) -> list[Action] | None:

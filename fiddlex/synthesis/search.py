@@ -82,8 +82,8 @@ def find(problem: Problem, *, effort: int = EFFORT, seed: int = 0, with_bound: b
             bound = bounds.lower_bound(problem, best[0].judged.time)
     if tries and not _reached(best, bound):
         for number, start in enumerate(best):
-            schedule, judged = improve(problem, start.schedule, start.judged, tries=tries, seed=seed + number)
-            tried += tries
+            schedule, judged, moves = improve(problem, start.schedule, start.judged, tries=tries, seed=seed + number)
+            tried += moves
             origin = f"{start.origin}, then moves" if judged.better_than(start.judged) else start.origin
             best[number] = _Candidate(judged, start.number, schedule, origin)
     winner = min(best, key=_rank)

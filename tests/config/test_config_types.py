@@ -79,9 +79,11 @@ def test_a_name_of_a_file_that_is_not_utf8_is_kept() -> None:
 
 
 def test_configs_are_copied_as_any_dataclass() -> None:
-    config = Config(mesh=MeshConfig(data=2), train=TrainConfig(num_steps=7))
-    assert copy.copy(config) == copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
-    assert dataclasses.replace(config, mesh=MeshConfig()) == Config(train=TrainConfig(num_steps=7))
+    config = Config(mesh=MeshConfig(data=2), train=TrainConfig(num_steps=7, checkpoint_every="auto"))
+    copies = copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))
+    assert {each.to_json() for each in copies} == {config.to_json()}
+    assert all(each == config for each in copies)
+    assert dataclasses.replace(config, mesh=MeshConfig()) == Config(train=config.train)
     assert Config.from_json(config.to_json()) == config
     assert dataclasses.asdict(config)["train"]["num_steps"] == 7
 
@@ -123,6 +125,12 @@ def test_arrays_on_which_xla_would_abort_are_refused(sizes: dict[str, int]) -> N
     with pytest.raises(ConfigError, match=r"one array would hold \d\.\de\+\d\d weights; it can hold 2\.9e\+17\."):
         ModelConfig(**sizes).validate()
     ModelConfig(num_layers=1024, hidden_size=2**20).validate()
+
+
+@pytest.mark.parametrize("value", [-1, -(2**31)])
+def test_a_negative_number_of_steps_is_not_auto(value: int) -> None:
+    with pytest.raises(ConfigError, match=rf"train\.checkpoint_every={value} must be at least 0"):
+        TrainConfig(checkpoint_every=value).validate()
 
 
 def test_products_in_pieces_take_sequence_parallelism() -> None:

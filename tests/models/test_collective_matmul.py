@@ -31,6 +31,10 @@ def both(exchange: Exchange) -> Callable[..., tuple[jax.Array, ...]]:
     return both_products
 
 
+def test_caches_keep_the_two_rules_apart() -> None:
+    assert len({Gathered(Blocks()), Scattered(Blocks()), Gathered(Blocks())}) == 2
+
+
 def expected(x: np.ndarray, weights: Arrays, gradients: Arrays) -> Arrays:
     """What `both` gives, and the gradients of its arguments from those of its values."""
     qk, up, out = weights

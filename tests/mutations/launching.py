@@ -142,9 +142,9 @@ MUTATIONS = (
     ),
     Mutation(
         "folder-with-another-name-taken-for-a-checkpoint",
-        "fiddlex/launch/supervisor.py",
-        old="if name.isdecimal() and name == str(int(name))",
-        new="if name.isdecimal()",
+        "fiddlex/files/places.py",
+        old="return name.isdecimal() and name == str(int(name))",
+        new="return name.isdecimal()",
         tests=("tests/launch/test_supervisor.py::test_only_folders_that_the_trainer_reads_are_checkpoints",),
     ),
 )

@@ -63,6 +63,18 @@ def test_what_is_found_is_legal_within_the_caps_and_between_the_bound_and_every_
         assert lockstep(lower(schedule), problem.costs).makespan == pytest.approx(found.judged.time, rel=1e-12)
 
 
+def test_the_schedules_that_were_judged_are_counted_and_no_others(monkeypatch):
+    judge, judged = Problem.judge, []
+
+    def counted(problem, schedule):
+        judged.append(schedule)
+        return judge(problem, schedule)
+
+    monkeypatch.setattr(Problem, "judge", counted)
+    found = find(Problem.in_microbatches((0, 1), 4, Costs(1.0, 1.25, 0.75)), effort=SHORT, with_bound=False)
+    assert found.tried == len(judged)
+
+
 @settings(max_examples=40, deadline=None)
 @given(user_schedules(), st.sampled_from(CLOCKS), st.data())
 def test_no_schedule_beats_the_bound(schedule, clock, data):

@@ -3,19 +3,19 @@
 import typing
 
 AUTO = "auto"
-_AUTO_NUMBER = -(2**31)  # which nobody gives as a number of steps
 
 
 class Every(int):
     """A number of steps between two actions; 0: never; `auto`: the run chooses it."""
 
+    is_auto: bool
+
     def __new__(cls, value: int | str = 0) -> "Every":
         """Makes one from a number, its digits, or `auto`; ValueError for any other text."""
-        return super().__new__(cls, _AUTO_NUMBER if value == AUTO else value)
-
-    @property
-    def is_auto(self) -> bool:
-        return self == _AUTO_NUMBER
+        is_auto = value == AUTO or getattr(value, "is_auto", False)
+        every = super().__new__(cls, -1 if is_auto else value)
+        every.is_auto = is_auto
+        return every
 
     def __repr__(self) -> str:
         return repr(self.to_json())

@@ -153,9 +153,10 @@ def _read_lines(piece: Piece, key: str) -> Iterator[str]:
         for number, line in enumerate(lines(stream, file), 1):
             if not whole and position >= piece.last:
                 break
-            if line.strip():
+            content = line if position else line.removeprefix(UTF8_MARK)
+            if content.strip():
                 try:
-                    yield _text_of(line, key)
+                    yield _text_of(content, key)
                 except BadLineError as error:
                     before = 0 if whole else _lines_before(file, position) - number + 1
                     raise DataError(
@@ -165,7 +166,7 @@ def _read_lines(piece: Piece, key: str) -> Iterator[str]:
 
 
 def _text_of(line: bytes, key: str) -> str:
-    text = checked_string(value_of(json_object(decode_line(line.removeprefix(UTF8_MARK).rstrip(b"\r\n"))), key), key)
+    text = checked_string(value_of(json_object(decode_line(line.rstrip(b"\r\n"))), key), key)
     if b"\\u" in line:  # half of a pair of escapes is no character
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text

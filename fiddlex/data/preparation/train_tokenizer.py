@@ -13,7 +13,7 @@ from fiddlex.files.whole_files import write_whole
 
 LEAST_TOKENS = 257  # 256 bytes and the end of text
 MOST_TOKENS = 2**20
-_MOST_BYTES = 2**30  # of the input; longer input is sampled by evenly spaced pieces
+_MOST_BYTES = 2**30  # of text; each piece gives the first texts of its share
 
 
 def train_tokenizer(pieces: Sequence[Piece], file: Path, *, num_tokens: int, json_key: str) -> int:
@@ -48,9 +48,18 @@ def check_size(num_tokens: int) -> None:
 
 
 def _texts(pieces: Sequence[Piece], json_key: str, seen: list[int]) -> Iterator[str]:
-    stride = max(1, -(-sum(piece.num_bytes for piece in pieces) // _MOST_BYTES))
-    for piece in pieces[::stride]:
+    """The texts to train on; counts them in `seen`.
+
+    A piece's share is its part of the input's bytes. The share is counted in bytes of text, of which compressed files
+    have more.
+    """
+    share = _MOST_BYTES / max(1, sum(piece.num_bytes for piece in pieces))
+    for piece in pieces:
+        left = share * piece.num_bytes
         for text in read_piece(piece, json_key):
+            if left <= 0:
+                break
             if text:
                 seen[0] += 1
+                left -= len(text.encode())
                 yield text

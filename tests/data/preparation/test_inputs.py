@@ -58,6 +58,7 @@ def test_a_file_that_several_inputs_bring_is_read_once(tmp_path):
         ('{"body": "a"}', "there is no key 'text'. Known: body."),
         ('{"text": 3}', "'text' is 3, and must be a string"),
         ('{"text": ' + "[" * 100_000, "is not JSON (maximum recursion depth exceeded"),
+        ('\xef\xbb\xbf{"text": "a"}', "is not JSON (Unexpected UTF-8 BOM"),
         ('{"text": "\xff"}', "byte 0xff at offset 10 is not UTF-8 (invalid start byte)"),
     ],
 )
@@ -72,6 +73,15 @@ def test_malformed_lines_are_told_by_file_and_number(tmp_path, monkeypatch, size
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(content))
     with pytest.raises(DataError, match=r"a\.jsonl\.gz, line 4: "):
         texts_of(tmp_path / "a.jsonl.gz")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(inputs, "_LEAST_PIECE", 1)
+    for first in ("", "\n"):
+        content = b"\xef\xbb\xbf" + (first + lines_of(["one", "two"])).encode()
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        assert texts_of(tmp_path / name) == ["one", "two"]
 
 
 def test_bytes_of_a_surrogate_are_not_utf_8(tmp_path):

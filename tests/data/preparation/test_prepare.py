@@ -1,4 +1,6 @@
 import dataclasses
+import fcntl
+import gzip
 import json
 import os
 import pathlib
@@ -14,7 +16,7 @@ import tokenizers
 
 from fiddlex.data import JsonTokenizer
 from fiddlex.data.megatron.index_file import open_indexed
-from fiddlex.data.preparation import inputs
+from fiddlex.data.preparation import inputs, train_tokenizer
 from fiddlex.data.preparation import prepare as prepare_module
 from fiddlex.data.preparation.prepare import Preparation, prepare
 from fiddlex.errors import ConfigError, DataError
@@ -83,6 +85,17 @@ def test_training_a_tokenizer_twice_gives_the_same_file(tmp_path, lines):
     for name in ("one", "two"):
         prepare(Preparation([str(lines)], tmp_path / name, train_tokens=400), workers=1)
     assert (tmp_path / "one-tokenizer.json").read_bytes() == (tmp_path / "two-tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "learned"), [("a.jsonl", {"ab", "yz"}), ("a.jsonl.gz", {"ab"})])
+def test_a_tokenizer_is_trained_on_so_much_text_of_each_piece(tmp_path, monkeypatch, name, learned):
+    """The plain file is cut into pieces; the compressed one is a piece, and smaller than its text."""
+    monkeypatch.setattr(train_tokenizer, "_MOST_BYTES", 1500)
+    content = "".join(json.dumps({"text": pair * 50}) + "\n" for pair in ["ab"] * 20 + ["yz"] * 20).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    prepare(Preparation([str(tmp_path / name)], tmp_path / "out", train_tokens=300), workers=1)
+    vocabulary = json.loads((tmp_path / "out-tokenizer.json").read_text())["model"]["vocab"]
+    assert {"ab", "yz"} & set(vocabulary) == learned
 
 
 def test_stopped_between_any_two_pieces_it_goes_on_with_the_same_bytes(tmp_path, lines, monkeypatch):
@@ -206,6 +219,20 @@ def test_what_is_said_to_be_done_is_checked(tmp_path, lines):
     pathlib.Path(task.tokenizer_file).write_text("{}")
     with pytest.raises(ConfigError, match="exists and was made from other input"):
         prepare(task, workers=1)
+
+
+def test_a_lock_file_that_another_process_removes_is_not_locked(tmp_path, lines, monkeypatch):
+    """The other process ends after this one has opened its lock file; a third may make the file again."""
+    task, flock = Preparation([str(lines)], tmp_path / "out"), fcntl.flock
+
+    def after_the_end(descriptor, operation):
+        task.lock.unlink(missing_ok=True)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", after_the_end)
+    with pytest.raises(ConfigError, match="another process is making"):
+        prepare(task, workers=1)
+    assert not files_of(tmp_path)
 
 
 def test_two_processes_make_the_same_bytes_as_one(tmp_path, lines):

@@ -24,11 +24,11 @@ import orbax.checkpoint as ocp
 from fiddlex.cluster import processes
 from fiddlex.cluster.jax_settings import kept_settings
 from fiddlex.errors import CheckpointError
+from fiddlex.files.places import steps_in
 from fiddlex.files.whole_files import unused
 from fiddlex.parallel.sharding import on_devices
 from fiddlex.train.run.checkpoints.checksums import checksums
 from fiddlex.train.run.checkpoints.file_digests import damaged_files
-from fiddlex.train.run.checkpoints.kept_steps import steps_in
 from fiddlex.train.run.checkpoints.meta import META, About, Meta, arrays_of, items_of, named, read_meta
 from fiddlex.train.run.checkpoints.reading import first_line, make_reader
 from fiddlex.train.run.checkpoints.relayout import move_rows, saved_form

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fiddlex.errors import CheckpointError
+from fiddlex.files.places import is_step
 from fiddlex.schedules.placement import PADDING
 from fiddlex.train.run.checkpoints.checksums import other_checksum
 from fiddlex.train.run.checkpoints.file_digests import LIST, damaged_files, is_unfinished, read_list
-from fiddlex.train.run.checkpoints.kept_steps import is_step
 from fiddlex.train.run.checkpoints.meta import Meta, read_meta
 from fiddlex.train.run.checkpoints.reading import first_line
 from fiddlex.train.run.checkpoints.stored_arrays import StoredArrays

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fiddlex.config import TrainConfig
 from fiddlex.errors import ConfigError
+from fiddlex.files.places import steps_in
 
 _NAMED = 8  # steps that a message names
 
@@ -31,18 +32,6 @@ def first_of_each(steps: Sequence[int], every: int) -> list[int]:
     """The first of `steps`, which ascend, in every span of `every` steps from step `every` on; with 0 none."""
     spans = [step // every for step in steps] if every else []
     return [step for i, (step, span) in enumerate(zip(steps, spans, strict=False)) if span and span not in spans[:i]]
-
-
-def steps_in(directory: Path) -> list[int]:
-    """Steps that have a finished checkpoint in a directory, in ascending order."""
-    if not directory.is_dir():
-        return []
-    return sorted(int(path.name) for path in directory.iterdir() if path.is_dir() and is_step(path.name))
-
-
-def is_step(name: str) -> bool:
-    """Whether a folder of this name is a finished checkpoint: 40, but neither 0040 nor -1."""
-    return name.isdecimal() and name == str(int(name))
 
 
 def check_keeps(saved: TrainConfig, config: TrainConfig, directory: Path) -> None:
