@@ -11,7 +11,7 @@ from fiddlex.errors import installation
 
 # With weights from the host, libtpu 0.0.52 compiled hidden sizes of 64, 128, 192 and 256 for v5e, and refused 32, 48,
 # 96 and 160 (2026-11-27).
-STREAMED_WIDTH = 64
+_STREAMED_WIDTH = 64
 _CUDA_PLUGINS = "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"
 
 
@@ -28,6 +28,16 @@ def missing_compiler(topology: str) -> str:
             f"aot-gpu, for Linux: {installation('aot-gpu')}; no GPU has to be there."
         )
     return ""
+
+
+def refused_width(platform: str, hidden_size: int) -> str:
+    """Why a platform's compiler refuses a hidden size with weights from the host; empty: it does not."""
+    if platform != "tpu" or hidden_size % _STREAMED_WIDTH == 0:
+        return ""
+    return (
+        f"With pipeline.weights_memory=host, libtpu takes multiples of {_STREAMED_WIDTH} as model.hidden_size, and "
+        f"{hidden_size} is none: use one, or pipeline.weights_memory=device."
+    )
 
 
 def libtpu_version() -> str:

@@ -22,7 +22,7 @@ from fiddlex.config.values.recompute import FULL, PARTS, written
 from fiddlex.config.values.stash import SAME
 from fiddlex.costs.backend import backend_of
 from fiddlex.errors import ScheduleError
-from fiddlex.hardware.compilers import STREAMED_WIDTH
+from fiddlex.hardware.compilers import refused_width
 from fiddlex.hardware.pieces import num_blocks, runs_in_blocks
 from fiddlex.hardware.topology import Topology
 from fiddlex.models.registry import network_of
@@ -84,8 +84,8 @@ class Problem:
     def can_stream(self) -> bool:
         """Whether some layout can have `pipeline.weights_memory=host`, which `Config.validate` restricts."""
         config = self.config
-        if self.topology.platform == "tpu" and config.model.hidden_size % STREAMED_WIDTH:
-            return False  # the compiler refuses it
+        if refused_width(self.topology.platform, config.model.hidden_size):
+            return False
         return self.can_offload and config.model.dtype != "float16" and not config.train.sample_tokens
 
     @property

@@ -30,7 +30,7 @@ class MeshLinks:
         )
 
     def between(self, first: int, second: int) -> Link:
-        """The slowest link between two different pipe ranks, the shorter way around the pipe."""
+        """The link over which two different pipe ranks send: the slowest of those between the neighbours on the way."""
         low, high = sorted((first, second))
         around = high - low > 1 and low == 0 and high == len(self.hops) - 1
         return min(self.hops[high:] if around else self.hops[low:high], key=_speed)

@@ -20,6 +20,7 @@ from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory, device_memory
 from fiddlex.costs.weight_memory import WeightBytes, device_parameters, weight_bytes
 from fiddlex.errors import ConfigError
+from fiddlex.hardware.compilers import refused_width
 from fiddlex.planner.bound import Cut, least_seconds
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes
 from fiddlex.planner.cost_model import CostModel
@@ -70,7 +71,7 @@ def search(problem: Problem, *, keep: int = 5) -> Found:
 
     Raises:
       ConfigError: when no layout divides the model over the devices, the topology has no peak for the model's dtype, or
-        another setting of the config rules out that the layers' weights wait on the host.
+        the compiler or another setting of the config rules out that the layers' weights wait on the host.
     """
     _check_streams(problem)
     space = _Space(problem)
@@ -242,8 +243,11 @@ class _Space:
 
 def _check_streams(problem: Problem) -> None:
     """Raises ConfigError when a config whose layers' weights wait on the host has no valid layout."""
-    layout = next(layouts(problem), None) if problem.config.pipeline.streams else None
-    if layout is not None:
+    if not problem.config.pipeline.streams:
+        return
+    if refused := refused_width(problem.topology.platform, problem.config.model.hidden_size):
+        raise ConfigError(refused)
+    if layout := next(layouts(problem), None):
         layout.applied(problem.config).validate()
 
 

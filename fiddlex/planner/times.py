@@ -59,7 +59,12 @@ class MicrobatchTimes(NamedTuple):
         return tuple(max(pair) for pair in zip([0.0, *between], [*between, 0.0], strict=True))
 
     def _hop(self, first: int, second: int) -> float:
-        """Seconds of a message between two ranks, the shorter way around the pipe."""
+        """Seconds of a message between two ranks.
+
+        The first rank and the last are neighbours too. Between others, which only a user's schedule has, the message
+        takes as long as between the slowest neighbours on its way.
+        On a torus, where the message shares several links, that is too little.
+        """
         if first == second:
             return 0.0
         low, high = sorted((first, second))

@@ -100,6 +100,9 @@ def test_no_plan_has_weights_on_hosts_that_the_compiler_refuses(topology, hidden
     problem.config.model.hidden_size, problem.config.model.num_heads = hidden, 4
     assert problem.can_stream == offered
     assert any(each.config.pipeline.streams for each in further_problems(problem)) == offered
+    if not offered:
+        with pytest.raises(ConfigError, match=r"libtpu takes multiples of 64 as model\.hidden_size, and 96 is none"):
+            search(problem.streaming)
 
 
 def test_a_model_fits_with_its_layers_on_the_host_alone():

@@ -4,7 +4,7 @@ import jaxlib.version
 from jax.sharding import Mesh
 
 from fiddlex.config import Config
-from fiddlex.hardware.compilers import STREAMED_WIDTH, libtpu_version
+from fiddlex.hardware.compilers import libtpu_version, refused_width
 
 _LONGEST_REASON = 300  # characters of a compiler's message, which may go on with a whole instruction
 
@@ -16,11 +16,6 @@ def refusal(message: str, config: Config, mesh: Mesh) -> str:
     reason = message.splitlines()[0]
     if len(reason) > _LONGEST_REASON:
         reason = f"{reason[:_LONGEST_REASON]}…"
-    width, streams = config.model.hidden_size, config.pipeline.weights_memory == "host"
-    remedy = "Try another layout (mesh, pipeline), or another version of the compiler."
-    if device.platform == "tpu" and streams and width % STREAMED_WIDTH:
-        remedy = (
-            f"With pipeline.weights_memory=host, libtpu takes multiples of {STREAMED_WIDTH} as model.hidden_size, and "
-            f"{width} is none: use one, or pipeline.weights_memory=device."
-        )
+    refused = refused_width(device.platform, config.model.hidden_size) if config.pipeline.streams else ""
+    remedy = refused or "Try another layout (mesh, pipeline), or another version of the compiler."
     return f"{compiler} does not compile the train step for {device.device_kind}: {reason} {remedy}"
