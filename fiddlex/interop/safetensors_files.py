@@ -3,8 +3,8 @@
 A file is the length of its header (8 bytes, little-endian), the header (JSON: for each tensor its dtype, shape and the
 place of its bytes), and the bytes. A folder has one file, `model.safetensors`, or several with an index
 (`model.safetensors.index.json`) that names the file of each tensor. Tensors are read in place, as views of a file that
-is mapped into memory, and written as they are made: no folder is ever in memory as a whole. The library safetensors (0.8.0)
-copies each tensor that it reads, and writes a file from tensors that are all in memory.
+is mapped into memory, and written as they are made: no folder is ever in memory as a whole. The library safetensors,
+version 0.8.0, copies each tensor that it reads, and writes a file from tensors that are all in memory.
 """
 
 import json
