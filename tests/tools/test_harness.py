@@ -164,11 +164,11 @@ def test_the_binary(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert done.returncode == 2
     assert "--tasks=no_such: lm-evaluation-harness has no 'no_such'. It lists its tasks" in done.stderr
     assert "Traceback" not in done.stderr
-    for wrong, message in (
-        (f"--output={tmp_path}", f"--output={tmp_path} cannot be written: Is a directory"),
-        (f"--workdir={tmp_path}", f"--workdir={tmp_path} is not the directory of a training run"),
+    for wrong, message, status in (
+        (f"--output={tmp_path}", f"--output={tmp_path} cannot be written: Is a directory", 2),
+        (f"--workdir={tmp_path}", f"--workdir={tmp_path} is not the directory of a training run", 1),  # as everywhere
     ):
         done = subprocess.run([*line, tasks, wrong], capture_output=True, text=True, env=environment, timeout=300)
-        assert done.returncode == 2
+        assert done.returncode == status
         assert message in done.stderr
         assert "Traceback" not in done.stderr
