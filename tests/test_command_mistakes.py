@@ -314,8 +314,8 @@ WRONG = {f"{TRAIN}{options}": message for options, message in OF_TRAIN.items()} 
         "fiddlex's repository: clone it, and run experiments/benchmark.py there (docs/comparisons.md)."
     ),
     'train --config=gpt_tiny --workdir=run --config.data.source="text:no such file.txt"': (
-        "data.source: text:FOLDER/no such file.txt: there is no such file or folder. Check the path, or use "
-        "data.source=stdlib."
+        "data.source: text:FOLDER/no such file.txt: there is no such file or folder. Check the path; "
+        "the source `stdlib` needs none."
     ),
     "train --config=gpt_tiny --workdir=run --config.data.tokenizer=gpt2": (
         "data.tokenizer='gpt2': FOLDER/gpt2 does not exist. Use 'bytes' or the path of a tokenizer.json of the "
@@ -326,6 +326,7 @@ WRONG = {f"{TRAIN}{options}": message for options, message in OF_TRAIN.items()} 
 # A URL would be taken for a folder here.
 URLS = {
     "train --config=gpt_tiny --workdir=gs://bucket/run": ("--workdir", "gs://bucket/run", "gs://"),
+    "train --config=gpt_tiny --workdir=gs:/bucket/run": ("--workdir", "gs:/bucket/run", "gs:/"),
     "train --config=gpt_tiny --workdir=run --config.data.source=text:s3://bucket/books": (
         "data.source",
         "text:s3://bucket/books",

@@ -445,7 +445,7 @@ def main() -> None:
     with contextlib.suppress(OSError, ValueError):  # a connection for each process of the run
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Those of `fiddlex.terminal.interrupts.STOP_SIGNALS`, written out since this file imports nothing of fiddlex.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # Slurm may send one to all processes of a job, which save then
     arguments = json.loads(sys.argv[1])
     server, first = (socket.socket(fileno=arguments.pop(name)) for name in ("server", "first"))

@@ -2,10 +2,10 @@
 
     fiddlex train --config=gpt_tiny --workdir=/tmp/gpt_tiny [--config.mesh.data=4 …]
 
-Any field of the config can be overridden. Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 save a checkpoint and
-exit with status 130, 143, 129 or 138, as shells report signals, so that a script or scheduler does not take the run for
-finished; the same command resumes the run. A run continues without its log when standard error can no longer be
-written.
+Any field of the config can be overridden. Ctrl-C, SIGTERM, SIGHUP (a closed terminal), SIGUSR1 and SIGUSR2 save a
+checkpoint and exit with status 130, 143, 129, 138 and 140, as shells report signals, so that a script or scheduler does
+not take the run for finished; the same command resumes the run. A run continues without its log when standard error can
+no longer be written.
 """
 
 import functools

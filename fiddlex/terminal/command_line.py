@@ -227,7 +227,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     print_any_text()
     signal.signal(signal.SIGINT, _interrupt)
     if is_terminal():  # which a program that a signal kills would leave without a cursor
-        for number in {signal.SIGTERM, signal.SIGUSR1}.intersection(interrupts.stop_signals()):
+        for number in set(interrupts.ENDING).intersection(interrupts.stop_signals()):
             signal.signal(number, _interrupt)
     interrupts.watch()
     try:

@@ -24,8 +24,9 @@ GRACE_S = 0.5
 _AGAIN_S = 0.01
 _IMPORT = "<frozen importlib._bootstrap>"  # the file of the frames that import a module
 
-# A terminal sends SIGHUP when it closes. Many sites have Slurm send SIGUSR1 before it ends a job.
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # that ask a run to save and end
+# A terminal sends SIGHUP when it closes. Many sites have Slurm send SIGUSR1 or SIGUSR2 before it ends a job.
+ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGHUP, *ENDING)  # that ask a run to save and end
 
 MayLeave = Callable[[signal.Signals, int], bool]
 

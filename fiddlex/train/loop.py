@@ -59,8 +59,8 @@ def train(
 ) -> Outcome:
     """Trains until `train.num_steps` or `train.patience` ends the run; resumes from the newest good checkpoint.
 
-    After SIGINT, SIGTERM, SIGHUP or SIGUSR1 the function finishes the running step, saves, and returns; a further
-    SIGINT ends the run without saving.
+    After SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 the function finishes the running step, saves, and returns; a
+    further SIGINT ends the run without saving.
 
     Args:
       config: `train` validates it. Where the source of its schedule is gone, a run that goes on takes the table kept in

@@ -180,6 +180,7 @@ def test_the_status_of_a_task_that_fails_comes_back(kind: str, start: Start) -> 
     [
         ("143", "RUNNING", True),
         ("138", "RUNNING", True),
+        ("140", "RUNNING", True),
         ("143", "COMPLETING", False),
         ("130", "RUNNING", False),
         ("1", "RUNNING", False),

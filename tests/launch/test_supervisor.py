@@ -74,7 +74,7 @@ def test_the_others_are_ended_when_one_fails(tmp_path: pathlib.Path, monkeypatch
     assert time.monotonic() - started_s < 10
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_stops_the_run_for_good(number: signal.Signals, tmp_path: pathlib.Path) -> None:
     save = f"sleep {4 * interrupts.GRACE_S}; mkdir -p checkpoints/7; exit {128 + number}"
     script = f"trap '{save}' {number.name}; touch up; while :; do sleep 0.05; done"

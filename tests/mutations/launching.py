@@ -94,7 +94,7 @@ MUTATIONS = (
     Mutation(
         "a-run-that-saved-after-sigusr1-not-requeued",
         "fiddlex/launch/slurm.py",
-        old="@(138|143)",
+        old="@(138|140|143)",
         new="143",
         tests=(f"{RUN}::test_slurm_requeues_a_job_that_has_saved",),
     ),

@@ -194,6 +194,17 @@ COUNT = "lambda w: jnp.zeros((), jnp.int32)"
         ),
         (RULE.format(PLAIN, 1.5), r"the function has moments=1\.5"),
         (RULE.format("optax.scale_by_lbfgs(memory_size=5)", 12), r"an array of shape \(5, .*, which no weight has"),
+        *[
+            (
+                RULE.format(f"optax.GradientTransformation({init}, lambda g, s, w: (g, s))", 1),
+                "tell which array belongs",
+            )
+            for init in (
+                "jax.tree.leaves",
+                "lambda w: tuple(jax.tree.leaves(w))",
+                "lambda w: (w['layers'], w['table'])",
+            )
+        ],
         (RULE.format(PLAIN, 1), "says moments = 1, and the state of its rule has 2 float32 numbers for each weight"),
         (RULE.format("1", 1), "it returned 1; it must return an optax.GradientTransformation"),
         (RULE.format("1 / 0", 1), "rules.py, line 6: ZeroDivisionError"),

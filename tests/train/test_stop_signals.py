@@ -17,7 +17,7 @@ from fiddlex.train.run.faults.stop_signals import StopSignals
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
-    for number in (signal.SIGHUP, signal.SIGUSR1):
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)  # not the end of the tests, if the run does not handle it
     yield
     for number, handler in zip(STOP_SIGNALS, before, strict=True):
@@ -32,7 +32,7 @@ def begun() -> Iterator[StopSignals]:
         yield stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_the_first_signal_is_received_and_handlers_are_put_back(number: signal.Signals) -> None:
     signal.signal(number, before := lambda *_: None)
     with begun() as stop:

@@ -107,6 +107,14 @@ def _kept(rule: optax.GradientTransformation, weights: Weights, grads: Weights) 
             f"its state has an array of shape {other[0]}, which no weight has: fiddlex divides the state among devices "
             "as it divides the weights. A rule may keep arrays of the weights' shapes, and scalars."
         )
+    try:  # as `fiddlex.train.step.state.state_shardings` finds the arrays of each weight
+        optax.tree.map_params(rule, lambda x, weight: x, before, weights)
+    except Exception as error:
+        raise ConfigError(
+            "its state does not tell which array belongs to which weight, and fiddlex divides the state among devices "
+            "as it divides the weights. A rule may keep trees of the weights' structure, such as "
+            "jax.tree.map(jnp.zeros_like, weights), and scalars; its init may not take the weights apart."
+        ) from error
     weight_bytes = sum(x.nbytes for x in jax.tree.leaves(weights))
     return -(-sum(x.size * x.dtype.itemsize for x in state) // weight_bytes)
 

@@ -26,7 +26,7 @@ if [[ -s $FIDDLEX_STATUS_FILE ]]; then status=$(<"$FIDDLEX_STATUS_FILE"); fi
 rm -f "$FIDDLEX_STATUS_FILE"
 job=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID} # the other id may be that of a whole array
 job=${job:-$SLURM_JOB_ID}
-if [[ $status == @(138|143) && $(squeue --noheader --job="$job" --format=%T) == RUNNING ]]; then
+if [[ $status == @(138|140|143) && $(squeue --noheader --job="$job" --format=%T) == RUNNING ]]; then
     scontrol requeue "$job" # the run has saved, because of a preemption or the time limit
 fi
 exit "$status"

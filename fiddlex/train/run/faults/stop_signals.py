@@ -10,7 +10,7 @@ from fiddlex.terminal import interrupts
 
 
 class StopSignals:
-    """Turns SIGINT, SIGTERM, SIGHUP and SIGUSR1 into a request to stop after the running step. A context manager.
+    """Turns `STOP_SIGNALS` into a request to stop after the running step. A context manager.
 
     Before the first step there is nothing to save, and the request ends the run at once. A signal to one of several
     processes stops all of them after the same step.
