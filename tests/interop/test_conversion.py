@@ -17,7 +17,7 @@ import tokenizers
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.data import JsonTokenizer
-from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.errors import CheckpointError, ConfigError, DataError
 from fiddlex.interop.architectures import config_json, model_of, settings_of, sliding_window
 from fiddlex.interop.starting import starting_config
 from fiddlex.train import loop
@@ -280,6 +280,21 @@ def test_a_run_that_starts_from_a_folder_keeps_what_the_folder_says(
         assert after["dtype"] == "bfloat16"
         assert after["max_position_embeddings"] == before["max_position_embeddings"] > 8
         assert (tmp_path / f"{name}-back" / "generation_config.json").exists()
+
+
+@pytest.mark.parametrize("option", ["bos_token_id", "eos_token_id"])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_folder_that_names_no_tokens_as_first_and_last_is_refused(
+    name: str, option: str, tmp_path: pathlib.Path
+) -> None:
+    make_folder(tmp_path / "hf", "LlamaForCausalLM", bos_token_id=None, eos_token_id=[3, 10**6])  # as some models have
+    import_folder(tmp_path / "hf", tmp_path / "run")
+    path = tmp_path / "hf" / name
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(before | {option: "x"}))
+    with pytest.raises(DataError, match=rf"{path}: {option}='x' must be the number of a token"):
+        import_folder(tmp_path / "hf", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_run_of_bytes_becomes_a_folder_with_a_tokenizer(tiny_config: Config, tmp_path: pathlib.Path) -> None:

@@ -158,8 +158,8 @@ MUTATIONS = (
     Mutation(
         "first-of-several-ends-alone",
         "fiddlex/data/named_tokens.py",
-        old="(named if isinstance(named, list) else [named])",
-        new="(named[:1] if isinstance(named, list) else [named])",
+        old="named = value if isinstance(value, list)",
+        new="named = value[:1] if isinstance(value, list)",
         tests=("tests/tools/test_harness_tokens.py::test_tokens_that_end_a_generated_text",),
     ),
     Mutation(

@@ -1,11 +1,12 @@
 import json
+import re
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from fiddlex.data import make_tokenizer
-from fiddlex.errors import ConfigError
+from fiddlex.errors import ConfigError, DataError
 from fiddlex.tools.harness_tokens import HarnessTokenizer
 
 WORDS = {"<s>": 0, "</s>": 1, "a": 2, "b": 3, " ": 4, "<x>": 5}
@@ -60,7 +61,8 @@ def test_tokens_that_begin_and_end_a_text(spec, tmp_path):
         (None, {"eos_token_id": [2, 5]}, {1, 2, 5}),
         ({"eos_token_id": [4]}, {"eos_token_id": 3}, {1, 4}),
         ({}, {"eos_token_id": 3}, {1, 3}),
-        ({"eos_token_id": [True, None, "3", 77, -1]}, None, {1}),
+        ({"eos_token_id": [77]}, {"eos_token_id": 3}, {1}),  # which this vocabulary has not
+        ({"eos_token_id": None}, {"eos_token_id": []}, {1}),
     ],
 )
 def test_tokens_that_end_a_generated_text(spec, tmp_path, generation, config, ends):
@@ -72,6 +74,15 @@ def test_tokens_that_end_a_generated_text(spec, tmp_path, generation, config, en
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "b"}))
     assert make_tokenizer(spec).ends == ends | {3}
     assert harness(spec).ends & set(range(6)) == ends - {1} | {3}  # as in transformers, not at the separator
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("value", ["x", -1, [1, None], True, 1.0, {}])
+def test_ends_that_are_no_numbers_of_tokens(spec, tmp_path, name, value):
+    (tmp_path / name).write_text(json.dumps({"eos_token_id": value}))
+    rule = rf"{name}: eos_token_id={re.escape(repr(value))} must be the number of a token .*, or null\. Correct it in"
+    with pytest.raises(DataError, match=rule):
+        make_tokenizer(spec)
 
 
 def test_tokens_that_are_not_there(spec, tmp_path):

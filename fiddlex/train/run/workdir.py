@@ -224,16 +224,19 @@ def check_same_run(
     saved, config = absolute_paths(saved), absolute_paths(config)
     kept = _kept_digests(workdir)
     same = {name for name, digest in digests.items() if digest == kept.get(name)}
-    if not config.data.eval_source and "data.eval_source" not in same:
+    if not (saved.data.eval_source or config.data.eval_source) and "data.eval_source" not in same:
         same.discard("data.source")  # what it holds out is not what the run is evaluated on
     fixed = [path for path in paths(Config, RUN | WEIGHTS) if path not in same]
     if config.train.init_from:
         fixed.append("train.init_from")
     if different := described_differences(fixed, saved, config):
+        remedy = "Set these fields back"
+        if changed := _changed_data(different, kept, digests):
+            different, remedy = changed, "Put the former data there, or set these fields back,"
         raise CheckpointError(
             f"--workdir={workdir} holds checkpoints of another run:\n  "
             + "\n  ".join(different)
-            + "\nSet these fields back to go on with it, or choose a new --workdir to start another."
+            + f"\n{remedy} to go on with it, or choose a new --workdir to start another."
         )
     held_out = "data.eval_source names" if config.data.eval_source else "data.source holds out"
     what = {"data.tokenizer": "data.tokenizer names", "data.eval_source": held_out}
@@ -251,6 +254,23 @@ def check_same_run(
     changed = [f"{name} {old!r} → {new!r}" for name, old, new in _differences(names, saved, config)]
     if changed:
         logger.info("The config has changed since this run was last started: %s.", ", ".join(changed))
+
+
+def _changed_data(different: list[str], kept: Mapping[str, str], digests: Mapping[str, str]) -> list[str]:
+    """Differences with the fingerprints of the data, if they are all other paths of data whose contents differ too."""
+    described = list[str]()
+    if digests.get("data.tokenizer") != kept.get("data.tokenizer"):
+        return []  # fingerprints are of tokens
+    for text in different:
+        name = text.partition(" is ")[0]
+        held_out = name == "data.source" and digests.get(name) == kept.get(name)
+        key = "data.eval_source" if held_out else name
+        (was_kind, _, was), (kind, _, now) = (each.get(key, "").partition(" ") for each in (kept, digests))
+        if name not in ("data.source", "data.eval_source") or kind != was_kind or not (was and now):
+            return []  # contents may differ because of the other field or kind
+        what = "what it holds out differs" if held_out else "its contents differ"
+        described.append(f"{text}, and {what} too: fingerprint {now}, was {was}")
+    return described
 
 
 def _kept_digests(workdir: Path) -> dict[str, str]:

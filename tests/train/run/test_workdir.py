@@ -3,6 +3,7 @@
 import logging
 import os
 import pathlib
+import re
 from typing import Any
 
 import pytest
@@ -103,6 +104,58 @@ def test_data_under_another_path_are_those_of_the_run_by_their_digest(field: str
     for other in others:
         with pytest.raises(CheckpointError, match=f"{field} is '{now}', was '{was}'"):
             check_same_run(saved, config, tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "changed", "told"),
+    [
+        ({}, {}, ["source"], {"source": "its contents differ"}),
+        ({}, {}, ["eval_source"], {"source": "what it holds out differs"}),
+        (
+            {"eval_source": "text:/d/e"},
+            {"eval_source": "text:/e/e"},
+            ["eval_source"],
+            {"eval_source": "its contents differ"},
+        ),
+        (
+            {"eval_source": "text:/d/e"},
+            {"eval_source": "text:/e/e"},
+            ["source", "eval_source"],
+            {"source": "its contents differ", "eval_source": "its contents differ"},
+        ),
+        ({"eval_source": "text:/d/e"}, {}, ["eval_source"], {"eval_source": ""}),
+        ({}, {"seed": 3}, ["source"], {"source": "", "seed": ""}),
+        ({}, {"source": "hf:/e/a"}, ["source"], {"source": ""}),
+    ],
+)
+def test_data_that_have_moved_and_changed_are_told_by_their_fingerprints(
+    was: dict[str, Any], now: dict[str, Any], changed: list[str], told: dict[str, str], tmp_path: pathlib.Path
+) -> None:
+    """Not where another field, kind of data or content of the tokenizer's file may be why they differ."""
+
+    def run(fields: dict[str, Any], others: list[str]) -> tuple[Config, dict[str, str]]:
+        config = replaced(Config(), {f"data.{name}": value for name, value in fields.items()})
+        kinds = {name: getattr(config.data, name).partition(":")[0] for name in ("source", "eval_source")}
+        return config, {
+            f"data.{name}": f"{kind} {'5-cd' if name in others else '4-ab'}" for name, kind in kinds.items()
+        }
+
+    (saved, before), (config, after) = (
+        run({"source": "text:/d/a"} | was, []),
+        run({"source": "text:/e/a"} | now, changed),
+    )
+    write_config(tmp_path, saved, schedule=make_schedule("1f1b", pipe=1, num_microbatches=1), digests=before)
+    with pytest.raises(CheckpointError) as error:
+        check_same_run(saved, config, tmp_path, after)
+    _, *lines, remedy = str(error.value).splitlines()
+    notes = {name: f", and {what} too: fingerprint 5-cd, was 4-ab" if what else "" for name, what in told.items()}
+    for line, (name, note) in zip(lines, notes.items(), strict=True):
+        assert re.fullmatch(rf"  data\.{name} is [^ ,]+, was [^ ,]+{note}", line)
+    assert remedy.startswith(
+        "Put the former data there, or" if any(told.values()) else "Set these fields back to go on"
+    )
+    with pytest.raises(CheckpointError, match=r"was [^ ,]+\nSet these fields back to go on"):
+        check_same_run(saved, config, tmp_path, after | {"data.tokenizer": "6-ef"})
 
 
 @pytest.mark.parametrize(

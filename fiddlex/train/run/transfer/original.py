@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from fiddlex.config import Config
+from fiddlex.data.named_tokens import check_token_ids
 from fiddlex.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer, make_tokenizer
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.files.places import absolute
@@ -28,6 +29,7 @@ KIND = ("family", "task", "qk_norm", "qkv_bias")  # fields of a model that tell 
 
 def keep_original(folder: Path, workdir: Path) -> Path | None:
     """Keeps `config.json` and tokenizer of a folder in a workdir; returns the path of the `tokenizer.json`, if any."""
+    check_token_ids(folder)
     target = workdir / ORIGINAL
     target.mkdir()
     (target / "config.json").write_text(json.dumps(described(folder), indent=2) + "\n", encoding="utf-8")
