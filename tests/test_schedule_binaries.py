@@ -182,9 +182,9 @@ def test_text_of_semantics():
         (
             "auto",
             12,
-            "  delayed weights save no time here: each rank ends the order of one batch before it begins that of the "
-            "next. With --order=ahead, forwards of the next batch share ticks with backwards. A table is repeated for "
-            "each batch; a name or a function makes one order for all batches.\n",
+            "  delayed weights save no time here: a table is repeated for each batch, and each rank ends the order of "
+            "one batch before it begins that of the next. With --order=ahead, forwards of the next batch share ticks "
+            "with backwards. A name or a function makes one order for all batches.\n",
         ),
         ("ahead", 4, ""),
     ],
@@ -195,6 +195,17 @@ def test_a_table_without_a_flush_says_where_it_gains_nothing(order, ticks, told,
     page = call(table, "--semantics=2bw", f"--order={order}").stdout
     assert f"; then a batch takes {ticks} ticks, " in page.splitlines()[-3 if told else -2]
     assert page.endswith(f"stashed at most: {3 if told else 5}\n{told}")
+
+
+@pytest.mark.parametrize(("microbatches", "gains"), [(2, False), (3, True)])
+def test_a_name_without_a_flush_says_that_more_microbatches_may_gain(microbatches, gains):
+    page = call(*sizes("zb_v", 2, 2, microbatches), "--semantics=2bw").stdout
+    told = (
+        "  delayed weights save no time here: with 2 microbatches in a batch, neither one order for all batches nor "
+        "the order of one batch repeated lets the next batch begin sooner. More microbatches in a batch may.\n"
+    )
+    assert page.endswith(told) != gains
+    assert ("save no time" in page) != gains
 
 
 def test_a_first_stage_without_a_delay_is_named_as_what_gains_nothing(tmp_path):
