@@ -36,6 +36,7 @@ from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import steady
 from fiddlex.simulate.timeline import BATCH_TIMES, bubble_in
 from fiddlex.synthesis.anywhere import find_anywhere
+from fiddlex.synthesis.search import NAME as AUTO
 from fiddlex.terminal.command_line import define_registering
 from fiddlex.terminal.readable import counted
 
@@ -100,6 +101,12 @@ def main(argv: list[str]) -> None:
             "--found searches for schedules that are flushed, and --semantics is about others: leave one out."
         )
     for schedule in _SCHEDULES.value:
+        if schedule == AUTO:
+            raise ConfigError(
+                "--schedule=auto: a schedule, which is flushed after each batch, is searched for sizes and costs. "
+                "fiddlex bubbles --found shows the bubble of the best one beside each row, and "
+                "fiddlex schedule --name=auto --pipe=… --microbatches=… the schedule."
+            )
         require_schedule(schedule)
         if _SEMANTICS.value and source_of(schedule).kind is Kind.TABLE:
             raise ConfigError(
