@@ -397,9 +397,32 @@ def test_bubbles_of_semantics_are_of_the_sizes_that_flags_give():
     assert [(row["chunks"], row["microbatches"]) for row in facts["rows"]] == [(3, 8)]
     done = call("--semantics=2bw", "--schedule=zb_h1", "--chunks=3", "--microbatches=7", program="bubbles", status=2)
     assert "schedule zb_h1 has other sizes: set --chunks=1 (not 3)." in done.stderr
-    for unused in (["--schedule=zb_h1", "--chunks=3"], ["--schedule=zb_h2", "--pipe=8", "--microbatches=2"]):
-        done = call(*unused, program="bubbles", status=2)
-        assert f"{unused[0]}: its formula holds for none of these sizes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "row"),
+    [
+        (["--schedule=v_half", "--pipe=2"], "| v_half | 2 | 2 | 8 |  | 0.0000 | 0.0208 | 49 | 2 | 2 |"),
+        (["--pipe=2", "--chunks=2"], "| v_half | 2 | 2 | 8 |  | 0.0000 | 0.0208 | 49 | 2 | 2 |"),
+        (["--schedule=zb_h2", "--pipe=8"], "| zb_h2 | 8 | 1 | 8 |  | 0.2917 | 0.4167 | 34 | 8 | 8 |"),
+    ],
+)
+def test_bubbles_where_a_formula_does_not_hold_are_those_of_both_clocks(flags, row):
+    done = call(*flags, "--microbatches=8", program="bubbles")
+    assert row in done.stdout.splitlines()
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--schedule=zb_h1", "--chunks=3"], "schedule zb_h1 has other sizes: set --chunks=1 (not 3)."),
+        (["--schedule=interleaved_1f1b", "--pipe=4"], "interleaved_1f1b with pipe=4, num_microbatches=7: "),
+    ],
+)
+def test_bubbles_of_a_schedule_that_exists_at_no_size_are_refused_with_its_rule(flags, message):
+    done = call(*flags, "--microbatches=7", program="bubbles", status=2)
+    assert done.stderr.removeprefix("bubbles.py: ").startswith(message)
 
 
 def test_bubbles_of_what_is_found_lie_between_the_bound_and_the_names():

@@ -6,11 +6,11 @@
     fiddlex bubbles --semantics=2bw [--pipe=64]
 
 F, I and W of a stage take one unit each, and hops take none. A bubble is given as a share of the work, and memory as
-the most activations that a rank holds, in microbatches of the whole rank. Sizes at which a schedule does not exist, or
-at which its formula does not hold, are left out; a schedule without a formula has an empty cell. With `--found`, each
-row also has the bubble of the best schedule found (`fiddlex.synthesis`) for the lockstep clock that holds no more than
-the row's schedule, and a bubble that none can beat with the placements of stages that are searched; that takes seconds
-for each row.
+the most activations that a rank holds, in microbatches of the whole rank. Sizes at which a schedule does not exist are
+left out; without a formula, or where it does not hold, a schedule has an empty cell. With `--found`, each row also has
+the bubble of the best schedule found (`fiddlex.synthesis`) for the lockstep clock that holds no more than the row's
+schedule, and a bubble that none can beat with the placements of stages that are searched; that takes seconds for each
+row.
 `--semantics` prints the second table instead: the time of a batch in the lockstep clock with and without a flush, for
 1, 2 and 4 microbatches a rank unless `--microbatches` is given. It is about 1F1B and about interleaved 1F1B with two
 chunks unless `--schedule` is given; `--chunks` alone is of interleaved 1F1B.
@@ -156,7 +156,7 @@ def _rows() -> Iterator[Row]:
     """The rows of the table.
 
     Raises:
-      ConfigError, ScheduleError: at the end, when a schedule of --schedule has a row for none of the sizes.
+      ScheduleError: at the end, when a schedule of --schedule exists at none of the sizes, or none of all names does.
     """
     missing: dict[str, list[ScheduleError]] = {}
     seen = set()
@@ -169,30 +169,27 @@ def _rows() -> Iterator[Row]:
         key = name, schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches
         if key not in seen:  # as a table is, whose sizes are always the same
             seen.add(key)
-            yield _row(name, schedule, FORMULAS[name][0](*key[1:]) if name in FORMULAS else None)
-    for name in dict.fromkeys(_SCHEDULES.value):
-        if name not in missing and name not in {name for name, *_ in seen}:
-            raise ConfigError(
-                f"--schedule={name}: its formula holds for none of these sizes, so that it has no row. Give "
-                "others with --pipe, --chunks and --microbatches, as the schedule takes them."
-            )
+            yield _row(name, schedule, FORMULAS[name][0](*key[1:]) if _holds(*key) else None)
     for name, errors in missing.items():
-        if name not in {name for name, *_ in seen}:
-            raise errors[-1]
-        logger.warning(
-            "--schedule=%s: left out at %s, the last since: %s", name, counted(len(errors), "size"), errors[-1]
-        )
+        if name in _SCHEDULES.value or not seen:
+            if name not in {name for name, *_ in seen}:
+                raise errors[-1]
+            logger.warning(
+                "--schedule=%s: left out at %s, the last since: %s", name, counted(len(errors), "size"), errors[-1]
+            )
 
 
 def _sizes() -> Iterator[tuple[str, int, int | None, int]]:
-    """The schedules and their sizes; those without a formula have as many chunks as they like unless a flag says."""
+    """The schedules and their sizes; where no formula holds, as many chunks as they like unless a flag says."""
     names = _SCHEDULES.value or FORMULAS
+    asked = _CHUNKS.value if _CHUNKS.present else (None,)
     for pipe, num_microbatches, name in itertools.product(_PIPE.value or [2, 4, 8, 16], _MICROBATCHES.value, names):
-        if name in FORMULAS:
-            holds = FORMULAS[name][1]
-            yield from ((name, pipe, v, num_microbatches) for v in _CHUNKS.value if holds(pipe, v, num_microbatches))
-        else:
-            yield from ((name, pipe, v, num_microbatches) for v in (_CHUNKS.value if _CHUNKS.present else (None,)))
+        holding = [chunks for chunks in _CHUNKS.value if _holds(name, pipe, chunks, num_microbatches)]
+        yield from ((name, pipe, chunks, num_microbatches) for chunks in holding or asked)
+
+
+def _holds(name: str, pipe: int, chunks: int, num_microbatches: int) -> bool:
+    return name in FORMULAS and FORMULAS[name][1](pipe, chunks, num_microbatches)
 
 
 def _scheduled(name: str, pipe: int, chunks: int | None, num_microbatches: int) -> Schedule:
