@@ -414,15 +414,35 @@ def test_bubbles_where_a_formula_does_not_hold_are_those_of_both_clocks(flags, r
 
 
 @pytest.mark.parametrize(
+    ("flags", "rows", "told"),
+    [
+        (["--pipe=4", "--microbatches=7"], ["| 1f1b | 4 | 1 | 7 | 1.429 | 1.000 | 1.43 | 13 | 7 |"], ""),
+        (
+            ["--pipe=2", "--pipe=4", "--microbatches=6", "--schedule=interleaved_1f1b"],
+            ["| interleaved_1f1b | 2 | 1 | 6 | 1.167 | 1.000 | 1.17 | 8 | 6 |"],
+            "--schedule=interleaved_1f1b: left out at 1 size, the last since: interleaved_1f1b with pipe=4, ",
+        ),
+    ],
+)
+def test_bubbles_of_semantics_leave_out_schedules_that_do_not_exist(flags, rows, told):
+    done = call("--semantics=2bw", *flags, program="bubbles")
+    assert done.stdout.splitlines()[2:] == rows
+    assert done.stderr.startswith(told)
+    assert bool(done.stderr) == bool(told)
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--schedule=zb_h1", "--chunks=3"], "schedule zb_h1 has other sizes: set --chunks=1 (not 3)."),
         (["--schedule=interleaved_1f1b", "--pipe=4"], "interleaved_1f1b with pipe=4, num_microbatches=7: "),
+        (["--semantics=2bw", "--pipe=4", "--chunks=2"], "interleaved_1f1b with pipe=4, num_microbatches=7: "),
     ],
 )
 def test_bubbles_of_a_schedule_that_exists_at_no_size_are_refused_with_its_rule(flags, message):
     done = call(*flags, "--microbatches=7", program="bubbles", status=2)
     assert done.stderr.removeprefix("bubbles.py: ").startswith(message)
+    assert done.stdout == ""
 
 
 def test_bubbles_of_what_is_found_lie_between_the_bound_and_the_names():
