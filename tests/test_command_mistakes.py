@@ -207,6 +207,12 @@ WRONG = {f"{TRAIN}{options}": message for options, message in OF_TRAIN.items()} 
     ),
     "bubbles --pipe=2,4": "--pipe=2,4 must be one number; several are --pipe=2 --pipe=4.",
     "bubbles --pipe=0": "--pipe=0 must be at least 1.",
+    **dict.fromkeys(
+        ("bubbles --schedule=auto", "bubbles --schedule=1f1b --schedule=auto --semantics=2bw"),
+        "--schedule=auto: a schedule, which is flushed after each batch, is searched for sizes and costs. "
+        "fiddlex bubbles --found shows the bubble of the best one beside each row, and "
+        "fiddlex schedule --name=auto --pipe=… --microbatches=… the schedule.",
+    ),
     "plan --config=gpt_tiny --topology=h100 --num_gpus=8": (
         "there is no flag --num_gpus. Did you mean --num_devices=8?"
     ),

@@ -182,9 +182,9 @@ def test_text_of_semantics():
         (
             "auto",
             12,
-            "  delayed weights save no time here: each rank ends the order of one batch before it begins that of the "
-            "next. With --order=ahead, forwards of the next batch share ticks with backwards. A table is repeated for "
-            "each batch; a name or a function makes one order for all batches.\n",
+            "  delayed weights save no time here: a table is repeated for each batch, and each rank ends the order of "
+            "one batch before it begins that of the next. With --order=ahead, forwards of the next batch share ticks "
+            "with backwards. A name or a function makes one order for all batches.\n",
         ),
         ("ahead", 4, ""),
     ],
@@ -195,6 +195,17 @@ def test_a_table_without_a_flush_says_where_it_gains_nothing(order, ticks, told,
     page = call(table, "--semantics=2bw", f"--order={order}").stdout
     assert f"; then a batch takes {ticks} ticks, " in page.splitlines()[-3 if told else -2]
     assert page.endswith(f"stashed at most: {3 if told else 5}\n{told}")
+
+
+@pytest.mark.parametrize(("microbatches", "gains"), [(2, False), (3, True)])
+def test_a_name_without_a_flush_says_that_more_microbatches_may_gain(microbatches, gains):
+    page = call(*sizes("zb_v", 2, 2, microbatches), "--semantics=2bw").stdout
+    told = (
+        "  delayed weights save no time here: with 2 microbatches in a batch, neither one order for all batches nor "
+        "the order of one batch repeated lets the next batch begin sooner. More microbatches in a batch may.\n"
+    )
+    assert page.endswith(told) != gains
+    assert ("save no time" in page) != gains
 
 
 def test_a_first_stage_without_a_delay_is_named_as_what_gains_nothing(tmp_path):
@@ -386,9 +397,52 @@ def test_bubbles_of_semantics_are_of_the_sizes_that_flags_give():
     assert [(row["chunks"], row["microbatches"]) for row in facts["rows"]] == [(3, 8)]
     done = call("--semantics=2bw", "--schedule=zb_h1", "--chunks=3", "--microbatches=7", program="bubbles", status=2)
     assert "schedule zb_h1 has other sizes: set --chunks=1 (not 3)." in done.stderr
-    for unused in (["--schedule=zb_h1", "--chunks=3"], ["--schedule=zb_h2", "--pipe=8", "--microbatches=2"]):
-        done = call(*unused, program="bubbles", status=2)
-        assert f"{unused[0]}: its formula holds for none of these sizes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "row"),
+    [
+        (["--schedule=v_half", "--pipe=2"], "| v_half | 2 | 2 | 8 |  | 0.0000 | 0.0208 | 49 | 2 | 2 |"),
+        (["--pipe=2", "--chunks=2"], "| v_half | 2 | 2 | 8 |  | 0.0000 | 0.0208 | 49 | 2 | 2 |"),
+        (["--schedule=zb_h2", "--pipe=8"], "| zb_h2 | 8 | 1 | 8 |  | 0.2917 | 0.4167 | 34 | 8 | 8 |"),
+    ],
+)
+def test_bubbles_where_a_formula_does_not_hold_are_those_of_both_clocks(flags, row):
+    done = call(*flags, "--microbatches=8", program="bubbles")
+    assert row in done.stdout.splitlines()
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows", "told"),
+    [
+        (["--pipe=4", "--microbatches=7"], ["| 1f1b | 4 | 1 | 7 | 1.429 | 1.000 | 1.43 | 13 | 7 |"], ""),
+        (
+            ["--pipe=2", "--pipe=4", "--microbatches=6", "--schedule=interleaved_1f1b"],
+            ["| interleaved_1f1b | 2 | 1 | 6 | 1.167 | 1.000 | 1.17 | 8 | 6 |"],
+            "--schedule=interleaved_1f1b: left out at 1 size, the last since: interleaved_1f1b with pipe=4, ",
+        ),
+    ],
+)
+def test_bubbles_of_semantics_leave_out_schedules_that_do_not_exist(flags, rows, told):
+    done = call("--semantics=2bw", *flags, program="bubbles")
+    assert done.stdout.splitlines()[2:] == rows
+    assert done.stderr.startswith(told)
+    assert bool(done.stderr) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--schedule=zb_h1", "--chunks=3"], "schedule zb_h1 has other sizes: set --chunks=1 (not 3)."),
+        (["--schedule=interleaved_1f1b", "--pipe=4"], "interleaved_1f1b with pipe=4, num_microbatches=7: "),
+        (["--semantics=2bw", "--pipe=4", "--chunks=2"], "interleaved_1f1b with pipe=4, num_microbatches=7: "),
+    ],
+)
+def test_bubbles_of_a_schedule_that_exists_at_no_size_are_refused_with_its_rule(flags, message):
+    done = call(*flags, "--microbatches=7", program="bubbles", status=2)
+    assert done.stderr.removeprefix("bubbles.py: ").startswith(message)
+    assert done.stdout == ""
 
 
 def test_bubbles_of_what_is_found_lie_between_the_bound_and_the_names():

@@ -6,11 +6,11 @@
     fiddlex bubbles --semantics=2bw [--pipe=64]
 
 F, I and W of a stage take one unit each, and hops take none. A bubble is given as a share of the work, and memory as
-the most activations that a rank holds, in microbatches of the whole rank. Sizes at which a schedule does not exist, or
-at which its formula does not hold, are left out; a schedule without a formula has an empty cell. With `--found`, each
-row also has the bubble of the best schedule found (`fiddlex.synthesis`) for the lockstep clock that holds no more than
-the row's schedule, and a bubble that none can beat with the placements of stages that are searched; that takes seconds
-for each row.
+the most activations that a rank holds, in microbatches of the whole rank. Sizes at which a schedule does not exist are
+left out; without a formula, or where it does not hold, a schedule has an empty cell. With `--found`, each row also has
+the bubble of the best schedule found (`fiddlex.synthesis`) for the lockstep clock that holds no more than the row's
+schedule, and a bubble that none can beat with the placements of stages that are searched; that takes seconds for each
+row.
 `--semantics` prints the second table instead: the time of a batch in the lockstep clock with and without a flush, for
 1, 2 and 4 microbatches a rank unless `--microbatches` is given. It is about 1F1B and about interleaved 1F1B with two
 chunks unless `--schedule` is given; `--chunks` alone is of interleaved 1F1B.
@@ -36,6 +36,7 @@ from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import steady
 from fiddlex.simulate.timeline import BATCH_TIMES, bubble_in
 from fiddlex.synthesis.anywhere import find_anywhere
+from fiddlex.synthesis.search import NAME as AUTO
 from fiddlex.terminal.command_line import define_registering
 from fiddlex.terminal.readable import counted
 
@@ -90,6 +91,7 @@ _COLUMNS = _SIZES | {
 }
 _FOUND_COLUMNS = {"found": "found, lockstep", "bound": "lower bound"}
 
+Sizes = tuple[str, int, int | None, int]  # a schedule and its ranks, chunks and microbatches
 Row = tuple[str | int | float | None, ...]
 
 
@@ -100,6 +102,12 @@ def main(argv: list[str]) -> None:
             "--found searches for schedules that are flushed, and --semantics is about others: leave one out."
         )
     for schedule in _SCHEDULES.value:
+        if schedule == AUTO:
+            raise ConfigError(
+                "--schedule=auto: a schedule, which is flushed after each batch, is searched for sizes and costs. "
+                "fiddlex bubbles --found shows the bubble of the best one beside each row, and "
+                "fiddlex schedule --name=auto --pipe=… --microbatches=… the schedule."
+            )
         require_schedule(schedule)
         if _SEMANTICS.value and source_of(schedule).kind is Kind.TABLE:
             raise ConfigError(
@@ -115,11 +123,12 @@ def main(argv: list[str]) -> None:
             "ticks_of_a_batch": "ticks a batch",
         }
         forms = {"flush": ".3f", "no_flush": ".3f", "faster": ".2f"}
-        _print(columns, _semantics_rows(_SEMANTICS.value), forms, {"semantics": _SEMANTICS.value})
+        row = functools.partial(_semantics_row, _SEMANTICS.value)
+        _print(columns, _rows(_semantics_sizes(), row), forms, {"semantics": _SEMANTICS.value})
         return
     bubble = bubble_in(BATCH_TIMES)
     shares = dict.fromkeys(("formula", "free_running", "lockstep", *_FOUND_COLUMNS), ".4f")
-    _print(_COLUMNS | (_FOUND_COLUMNS if _FOUND.value else {}), _rows(), shares, {"bubble": bubble})
+    _print(_COLUMNS | (_FOUND_COLUMNS if _FOUND.value else {}), _rows(_sizes(), _row), shares, {"bubble": bubble})
     if _FORMAT.value == "text":
         print(f"\nbubble: {bubble}", flush=True)
 
@@ -136,8 +145,9 @@ def _print(columns: Mapping[str, str], rows: Iterator[Row], forms: Mapping[str, 
     if _FORMAT.value == "json":
         print(json.dumps({"rows": [dict(zip(columns, row, strict=True)) for row in rows], **facts}))
         return
+    first = [*itertools.islice(rows, 1)]  # a table of which every row is refused has no header either
     print(f"| {' | '.join(columns.values())} |\n|{'---|' * len(columns)}", flush=True)
-    for row in rows:
+    for row in itertools.chain(first, rows):
         cells = (
             "" if cell is None else format(cell, forms.get(name, "g")) if isinstance(cell, float) else str(cell)
             for name, cell in zip(columns, row, strict=True)
@@ -145,15 +155,15 @@ def _print(columns: Mapping[str, str], rows: Iterator[Row], forms: Mapping[str, 
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def _rows() -> Iterator[Row]:
-    """The rows of the table.
+def _rows(sizes: Iterator[Sizes], make_row: Callable[[str, Schedule], Row]) -> Iterator[Row]:
+    """The rows of a table, without the sizes at which a schedule does not exist.
 
     Raises:
-      ConfigError, ScheduleError: at the end, when a schedule of --schedule has a row for none of the sizes.
+      ScheduleError: at the end, when a schedule of --schedule exists at none of the sizes, or none of all names does.
     """
     missing: dict[str, list[ScheduleError]] = {}
     seen = set()
-    for name, pipe, chunks, num_microbatches in _sizes():
+    for name, pipe, chunks, num_microbatches in sizes:
         try:
             schedule = _scheduled(name, pipe, chunks, num_microbatches)
         except ScheduleError as error:
@@ -162,30 +172,27 @@ def _rows() -> Iterator[Row]:
         key = name, schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches
         if key not in seen:  # as a table is, whose sizes are always the same
             seen.add(key)
-            yield _row(name, schedule, FORMULAS[name][0](*key[1:]) if name in FORMULAS else None)
-    for name in dict.fromkeys(_SCHEDULES.value):
-        if name not in missing and name not in {name for name, *_ in seen}:
-            raise ConfigError(
-                f"--schedule={name}: its formula holds for none of these sizes, so that it has no row. Give "
-                "others with --pipe, --chunks and --microbatches, as the schedule takes them."
-            )
+            yield make_row(name, schedule)
     for name, errors in missing.items():
-        if name not in {name for name, *_ in seen}:
-            raise errors[-1]
-        logger.warning(
-            "--schedule=%s: left out at %s, the last since: %s", name, counted(len(errors), "size"), errors[-1]
-        )
+        if name in _SCHEDULES.value or not seen:
+            if name not in {name for name, *_ in seen}:
+                raise errors[-1]
+            logger.warning(
+                "--schedule=%s: left out at %s, the last since: %s", name, counted(len(errors), "size"), errors[-1]
+            )
 
 
-def _sizes() -> Iterator[tuple[str, int, int | None, int]]:
-    """The schedules and their sizes; those without a formula have as many chunks as they like unless a flag says."""
+def _sizes() -> Iterator[Sizes]:
+    """The schedules and their sizes; where no formula holds, as many chunks as they like unless a flag says."""
     names = _SCHEDULES.value or FORMULAS
+    asked = _CHUNKS.value if _CHUNKS.present else (None,)
     for pipe, num_microbatches, name in itertools.product(_PIPE.value or [2, 4, 8, 16], _MICROBATCHES.value, names):
-        if name in FORMULAS:
-            holds = FORMULAS[name][1]
-            yield from ((name, pipe, v, num_microbatches) for v in _CHUNKS.value if holds(pipe, v, num_microbatches))
-        else:
-            yield from ((name, pipe, v, num_microbatches) for v in (_CHUNKS.value if _CHUNKS.present else (None,)))
+        holding = [chunks for chunks in _CHUNKS.value if _holds(name, pipe, chunks, num_microbatches)]
+        yield from ((name, pipe, chunks, num_microbatches) for chunks in holding or asked)
+
+
+def _holds(name: str, pipe: int, chunks: int, num_microbatches: int) -> bool:
+    return name in FORMULAS and FORMULAS[name][1](pipe, chunks, num_microbatches)
 
 
 def _scheduled(name: str, pipe: int, chunks: int | None, num_microbatches: int) -> Schedule:
@@ -200,8 +207,9 @@ def _scheduled(name: str, pipe: int, chunks: int | None, num_microbatches: int) 
     )
 
 
-def _row(name: str, schedule: Schedule, formula: float | None) -> Row:
+def _row(name: str, schedule: Schedule) -> Row:
     sizes = schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches
+    formula = FORMULAS[name][0](*sizes) if _holds(name, *sizes) else None
     lowered = lower(schedule)
     clocks = free_running(schedule, Costs()), lockstep(lowered, Costs())
     bubbles = (timeline.bubble_fraction for timeline in clocks)
@@ -217,8 +225,8 @@ def _found(pipe: int, chunks: int, num_microbatches: int, *, cap: float) -> tupl
     return found.judged.time / work - 1, found.bound / work - 1
 
 
-def _semantics_rows(name: str) -> Iterator[Row]:
-    """The time of a batch over its work, with and without a flush, and the speedup without it."""
+def _semantics_sizes() -> Iterator[Sizes]:
+    """The schedules and their sizes that are compared with a flush."""
     asked: list[int | None] = [*_CHUNKS.value] if _CHUNKS.present else [None]
     schedules: list[tuple[str, int | None]] = list(itertools.product(_SCHEDULES.value, asked))
     if not schedules:
@@ -226,21 +234,16 @@ def _semantics_rows(name: str) -> Iterator[Row]:
         schedules = schedules if _CHUNKS.present else [("1f1b", None), *schedules]
     for pipe in _PIPE.value or [2, 4, 8, 16, 32, 64]:
         numbers = _MICROBATCHES.value if _MICROBATCHES.present else [pipe, 2 * pipe, 4 * pipe]
-        for size, named in itertools.product(numbers, schedules):
-            yield _semantics_row(name, pipe, size, named)
+        for size, (name, chunks) in itertools.product(numbers, schedules):
+            yield name, pipe, chunks, size
 
 
-def _semantics_row(name: str, pipe: int, size: int, named: tuple[str, int | None]) -> Row:
-    schedule, chunks = named
-    make = functools.partial(_make, schedule, pipe, chunks)
-    made = make(size)
-    semantics = make_semantics(name, num_stages=made.num_stages, batch_size=size)
-    flush, continuous = lockstep(lower(made), Costs()), steady(unroll(made, semantics, make), Costs())
+def _semantics_row(semantics_name: str, name: str, schedule: Schedule) -> Row:
+    """The time of a batch over its work, with and without a flush, and the speedup without it."""
+    pipe, chunks, size = schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches
+    semantics = make_semantics(semantics_name, num_stages=schedule.num_stages, batch_size=size)
+    make = functools.partial(_scheduled, name, pipe, chunks)
+    flush, continuous = lockstep(lower(schedule), Costs()), steady(unroll(schedule, semantics, make), Costs())
     times = (time / flush.ideal for time in (flush.makespan, continuous.period))
     faster, ticks = flush.makespan / continuous.period, (continuous.fill_ticks, continuous.period_ticks)
-    return schedule, pipe, made.num_chunks, size, *times, faster, *ticks
-
-
-def _make(name: str, pipe: int, chunks: int | None, num_microbatches: int) -> Schedule:
-    words = ("--pipe", "--chunks", "--microbatches")
-    return make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches, words=words)
+    return name, pipe, chunks, size, *times, faster, *ticks

@@ -2,11 +2,13 @@
 
 from typing import NamedTuple
 
+from fiddlex.config.values.schedule_source import Kind, source_of
 from fiddlex.schedules.resolve import Pipeline
 from fiddlex.schedules.windows import Windows
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.timeline import BUBBLE, Timeline
+from fiddlex.terminal.readable import counted
 
 
 class Steady(NamedTuple):
@@ -58,11 +60,18 @@ def no_gain(windows: Windows, order: str) -> str:
             "delayed weights save no time here: stage 0 has a delay of 0, so it begins a batch only after its last "
             "backward pass of the one before. Give it a delay of 1 or more."
         )
-    ahead = f"With {order}=ahead, forwards of the next batch share ticks with backwards. "
+    ahead = ""
+    if schedule.strict and schedule.has_whole:
+        ahead = f"With {order}=ahead, forwards of the next batch share ticks with backwards. "
+    if source_of(schedule.name).kind is Kind.TABLE:
+        return (
+            "delayed weights save no time here: a table is repeated for each batch, and each rank ends the order of "
+            f"one batch before it begins that of the next. {ahead}A name or a function makes one order for all batches."
+        )
+    number = counted(windows.semantics.batch_size, "microbatch", "microbatches")
     return (
-        "delayed weights save no time here: each rank ends the order of one batch before it begins that of the next. "
-        + (ahead if schedule.strict and schedule.has_whole else "")
-        + "A table is repeated for each batch; a name or a function makes one order for all batches."
+        f"delayed weights save no time here: with {number} in a batch, neither one order for all batches nor the order "
+        f"of one batch repeated lets the next batch begin sooner. {ahead}More microbatches in a batch may."
     )
 
 
