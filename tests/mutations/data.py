@@ -163,6 +163,13 @@ MUTATIONS = (
         tests=("tests/tools/test_harness_tokens.py::test_tokens_that_end_a_generated_text",),
     ),
     Mutation(
+        "ends-that-are-no-numbers-of-tokens-taken",
+        "fiddlex/data/named_tokens.py",
+        old="if not all(type(each) is int and each >= 0 for each in named):",
+        new="if False:",
+        tests=("tests/tools/test_harness_tokens.py::test_ends_that_are_no_numbers_of_tokens",),
+    ),
+    Mutation(
         "continuations-without-the-beginning",
         "fiddlex/data/continuations.py",
         old="begun(ids.tolist(), tokenizer.beginning)",

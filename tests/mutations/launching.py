@@ -141,6 +141,13 @@ MUTATIONS = (
         tests=("tests/launch/test_mistakes.py::test_mistakes",),
     ),
     Mutation(
+        "a-run-that-sigusr2-kills",
+        "fiddlex/terminal/interrupts.py",
+        old="ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)",
+        new="ENDING = (signal.SIGTERM, signal.SIGUSR1)",
+        tests=("tests/train/test_stop_signals.py::test_the_first_signal_is_received_and_handlers_are_put_back",),
+    ),
+    Mutation(
         "folder-with-another-name-taken-for-a-checkpoint",
         "fiddlex/files/places.py",
         old="return name.isdecimal() and name == str(int(name))",
