@@ -19,6 +19,7 @@ def handlers() -> Iterator[None]:
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)  # not the end of the tests, if the run does not handle it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
     yield
     for number, handler in zip(STOP_SIGNALS, before, strict=True):
         signal.signal(number, handler)
