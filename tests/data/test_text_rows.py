@@ -195,5 +195,7 @@ def test_no_room_for_a_temporary_file(tmp_path, monkeypatch):
 
 def test_without_the_library_of_datasets(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"data\.source: hf:.*takes the extra `hf` \(.* -m pip install 'fiddlex\[hf\]'\)"):
+    with pytest.raises(
+        DataError, match=r"data\.source: hf:.*takes the extra `hf` \(.* -m pip install 'fiddlex\[hf\]'\)"
+    ):
         load(f"hf:{tmp_path}")
