@@ -62,8 +62,8 @@ class MicrobatchTimes(NamedTuple):
         """Seconds of a message between two ranks.
 
         The first rank and the last are neighbours too. Between others, which only a user's schedule has, the message
-        takes as long as between the slowest neighbours on its way.
-        On a torus, where the message shares several links, that is too little.
+        takes as long as between the slowest neighbours on its way; on a torus, where it shares several links, that is
+        too little.
         """
         if first == second:
             return 0.0
