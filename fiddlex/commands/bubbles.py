@@ -10,9 +10,9 @@ the most activations that a rank holds, in microbatches of the whole rank. Sizes
 left out; without a formula, or where it does not hold, a schedule has an empty cell. With `--found`, each row also has
 the bubble of the best schedule found (`fiddlex.synthesis`) for the lockstep clock that holds no more than the row's
 schedule, and a bubble that none can beat with the placements of stages that are searched; that takes seconds for each
-row. `--semantics` prints the second table instead: the time of a batch in the lockstep clock with and without a flush, for
-1, 2 and 4 microbatches a rank unless `--microbatches` is given. It is about 1F1B and about interleaved 1F1B with two
-chunks unless `--schedule` is given; `--chunks` alone is of interleaved 1F1B.
+row. `--semantics` prints the second table instead: the time of a batch in the lockstep clock with and without a flush,
+for 1, 2 and 4 microbatches a rank unless `--microbatches` is given. It is about 1F1B and about interleaved 1F1B with
+two chunks unless `--schedule` is given; `--chunks` alone is of interleaved 1F1B.
 """
 
 import functools
