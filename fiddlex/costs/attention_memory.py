@@ -24,8 +24,7 @@ class AttentionMemory:
 
     @property
     def _scores(self) -> int:
-        """The scores, B·N·S·S."""
-        return self.attention.rows(self.arrays) * self.arrays.seq_len
+        return self.attention.scores(self.arrays)
 
     @property
     def _block_scores(self) -> int:

@@ -265,8 +265,7 @@ class _Sizes:
 
     @property
     def scores(self) -> int:
-        """Number of attention's scores."""
-        return self.network.attention.rows(self.arrays) * self.arrays.seq_len
+        return self.network.attention.scores(self.arrays)
 
     def made_again(self) -> float:
         """Bytes that a backward pass reads and writes to make inputs of products, and masks of the stream, again."""

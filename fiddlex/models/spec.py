@@ -203,8 +203,12 @@ class Attention(Operation):
         return [arrays.of_heads(arrays.local(width), width, self.head_size) for width in widths]
 
     def rows(self, arrays: DeviceArrays) -> int:
-        """Rows of the scores on one device, B·N·S, each with S scores."""
+        """Rows of the scores on one device, B·N·S."""
         return arrays.tokens * self.heads // arrays.tensor
+
+    def scores(self, arrays: DeviceArrays) -> int:
+        """Scores on one device, B·N·S·S."""
+        return self.rows(arrays) * arrays.seq_len
 
 
 @dataclasses.dataclass(frozen=True)
