@@ -12,8 +12,8 @@ from fiddlex.errors import ConfigError
 INTEGER_LIMIT = 2**31  # steps, examples and sizes are 32-bit integers on the devices
 _REPR = reprlib.Repr()
 _REPR.maxstring = 200
-# With one slash too, as pathlib writes a URL; `text:/books` is none.
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|\b(?:gs|gcs|s3|hdfs|https?|file|abfss?):/")
+# With one slash too, as pathlib writes a URL; `text:/books` and `file:/table.csv` are none.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|\b(?:gs|gcs|s3|hdfs|https?|abfss?):/")
 ROUNDS_TO_ONE = 1 - 2**-25  # float32 rounds this number, and those between it and 1, to 1
 
 
