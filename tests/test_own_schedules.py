@@ -296,7 +296,7 @@ def test_what_a_config_file_registers_is_found_again_where_that_file_is_named(fo
             "plan",
             (*PLANNED, "--schedule=file:mine.csv", "--global_batch_size=3"),
             "--schedule=file:mine.csv: no layout of 4 devices and data.global_batch_size=3 has such a schedule under "
-            "sync. The ranks must divide the devices, and the microbatches the examples of a replica;",
+            "sync. With pipe=2, chunks=1 and num_microbatches=3: ",
         ),
         ("plan", (*PLANNED, "--schedule=failing.py:mine"), "failing.py, line 2: ZeroDivisionError: division by zero"),
         (

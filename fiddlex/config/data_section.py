@@ -20,6 +20,9 @@ MEGATRON = {"data.source": forms(name for name, kind in KINDS.items() if kind.sp
 _WITH_COLUMNS = forms(name for name, kind in KINDS.items() if kind.columns)
 COLUMNS = {name: _WITH_COLUMNS for name in ("data.source", "data.eval_source")}
 TOKENS = {name: ("tokens:PATH",) for name in ("data.source", "data.eval_source")}
+_TEXT = forms(name for name, kind in KINDS.items() if not kind.tokens and not kind.labelled)
+TEXT = {name: _TEXT for name in ("data.source", "data.eval_source")}
+UNLABELLED = {"model.objective": ("lm", "mlm", "mlm_nsp", "mlm_sop")}
 MASKED = {"model.objective": ("mlm", "mlm_nsp", "mlm_sop")}
 MLM = {"model.objective": ("mlm",)}
 LABELLED = {"model.objective": ("classification", "multiple_choice")}
@@ -48,7 +51,7 @@ class DataConfig(Checked, prefix="config.data."):
     tokenizer: str = field("bytes", RUN)  # bytes | path of a JSON file of the `tokenizers` library
     token_dtype: str = field("uint16", RUN, TOKENS)  # type in files of tokens:PATH; uint16 | uint32
     # folder that keeps the tokens of text, shared by all hosts; empty: several processes, the workdir
-    cache: str = field("", NOT_EXAMPLES)
+    cache: str = field("", NOT_EXAMPLES, UNLABELLED, TEXT)
     # GiB of fetched samples to keep, which are never evicted; 0: none are kept
     sample_cache_gib: float = field(0.0, NOT_EXAMPLES)
     # folder of these, for all runs of a machine; empty: in memory

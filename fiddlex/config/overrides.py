@@ -32,6 +32,13 @@ def replaced(config: Config, values: Mapping[str, Any]) -> Config:
     return config
 
 
+def overridden(config: Config, values: Mapping[str, Any]) -> Config:
+    """Like `replaced`; other fields that the values make a run ignore get their defaults."""
+    config = replaced(config, values)
+    reset_unused(config, by=values)
+    return config
+
+
 def override(config: Config, *assignments: str) -> Config:
     """A copy of a config with fields set by texts `section.field=value`, not yet validated.
 
@@ -46,9 +53,7 @@ def override(config: Config, *assignments: str) -> Config:
             raise ConfigError(f"{assignment!r}: write section.field=value, as in mesh.pipe=4.")
         section, _, name = path.partition(".")
         values[path] = _read(path, getattr(getattr(config, section), name), text)
-    config = replaced(config, values)
-    reset_unused(config, by=values)
-    return config
+    return overridden(config, values)
 
 
 def is_field(path: str) -> bool:

@@ -13,7 +13,7 @@ from fiddlex.config import rules
 from fiddlex.config.families import FAMILIES, family
 from fiddlex.config.fields import FAMILY, MEANING, RUN, SHAPES, UPDATES, WEIGHTS, facts_of, field
 from fiddlex.config.records import Checked
-from fiddlex.config.unused import OWN
+from fiddlex.config.unused import OWN, Other
 from fiddlex.config.values.every import AUTO
 from fiddlex.config.values.recompute import FULL, check_recompute, recomputed
 from fiddlex.config.values.schedule_source import is_function, source_of
@@ -39,6 +39,8 @@ MOST_LAYERS = 2**16  # each takes memory on the host before any weight is read o
 MOST_WEIGHTS = 2**58  # in one array; XLA holds its size in bytes in a 64-bit integer and aborts on overflow
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 # Which values of other fields use a field (`fiddlex.config.unused`).
+TENSOR_PARALLEL = {"mesh.tensor": (Other(2),)}
+PIPELINED, REPLICATED = {"mesh.pipe": (Other(2),)}, {"mesh.data": (Other(2),)}
 SCALED = {"model.rope_scaling": ("linear", "llama3")}
 LLAMA3 = {"model.rope_scaling": ("llama3",)}
 SWITCHED = {"pipeline.semantics_schedule": (AUTO,)}
@@ -187,9 +189,12 @@ class MeshConfig(Checked, prefix="config.mesh."):
     data: int = 1  # replicas of the model, each with an equal part of the batch
     pipe: int = 1  # pipeline ranks, each with pipeline.num_chunks stages
     tensor: int = 1  # devices that share the heads, the MLP and the vocabulary of each layer
-    sequence_parallel: bool = False  # shards norms, dropout and residuals over `tensor` along the sequence
-    outermost: str = "data"  # data | pipe: axis with neighbours farthest apart, the first to cross hosts or slices
-    collective_matmul: bool = False  # the exchanges of sequence parallelism run in pieces, beside the layers' products
+    # shards norms, dropout and residuals over `tensor` along the sequence
+    sequence_parallel: bool = field(False, TENSOR_PARALLEL)
+    # data | pipe: axis with neighbours farthest apart, the first to cross hosts or slices
+    outermost: str = field("data", PIPELINED, REPLICATED)
+    # the exchanges of sequence parallelism run in pieces, beside the layers' products
+    collective_matmul: bool = field(False, TENSOR_PARALLEL)
 
     @property
     def num_devices(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fiddlex.config import Config
-from fiddlex.config.overrides import replaced
+from fiddlex.config.overrides import overridden, replaced
 from fiddlex.costs.backend import CPU, Backend
 from fiddlex.costs.memory import scoring_memory
 from fiddlex.costs.weight_memory import weight_bytes
@@ -154,7 +154,7 @@ class Question(NamedTuple):
     def _after(self, fields: Mapping[str, Any]) -> int | None:
         """Bytes that are needed once these fields are set; None where they suit neither the mesh nor the schedule."""
         try:
-            return self._together(self.needs_of(replaced(self.config, fields).validate()))
+            return self._together(self.needs_of(overridden(self.config, fields).validate()))
         except (ConfigError, ScheduleError):
             return None
 

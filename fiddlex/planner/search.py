@@ -260,9 +260,9 @@ def _uncuttable(problem: Problem) -> str:
             told = f" With pipe={pipe}, chunks=1 and num_microbatches={batch}: {told}"
         return (
             f"--schedule={','.join(problem.schedules)}: no layout of {counted(problem.num_devices, 'device')} and "
-            f"data.global_batch_size={batch} has such a schedule under {', '.join(problem.semantics)}. The ranks must "
-            "divide the devices, and the microbatches the examples of a replica; schedules without traits run with a "
-            f"flush (sync). fiddlex schedule --name=… tells for which sizes it exists.{told}"
+            f"data.global_batch_size={batch} has such a schedule under {', '.join(problem.semantics)}.{told} The ranks "
+            "must divide the devices, and the microbatches the examples of a replica; schedules without traits run "
+            "with a flush (sync). fiddlex schedule --name=… tells for which sizes it exists."
         )
     if "sync" not in problem.semantics and any(layouts(dataclasses.replace(problem, semantics=("sync",)))):
         if problem.config.optimizer.offload:

@@ -20,7 +20,7 @@ from ml_collections import config_flags
 from fiddlex.config import Config, rules
 from fiddlex.config.families import FAMILIES
 from fiddlex.config.files import load_config
-from fiddlex.config.overrides import replaced
+from fiddlex.config.overrides import overridden
 from fiddlex.config.unused import reset_unused, unused
 from fiddlex.config.values.every import Every
 from fiddlex.errors import ConfigError, DataError, FiddlexError, ScheduleError, Stopped
@@ -146,8 +146,7 @@ def define_workdir(help_text: str) -> flags.FlagHolder[str]:
 def apply_overrides(config: Config) -> Config:
     """A copy of `config` with the overrides applied, not yet validated; ConfigError when a run would ignore one."""
     given = config_flags.get_override_values(flags.FLAGS["config"])
-    config = replaced(config, given)
-    reset_unused(config, by=given)
+    config = overridden(config, given)
     for field in unused(config):
         if field.path in given:
             raise ConfigError(field.message)

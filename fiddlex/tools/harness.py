@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fiddlex.config import Config
-from fiddlex.config.overrides import replaced
+from fiddlex.config.overrides import overridden
 from fiddlex.data import ScoredEnds, Tokenizer
 from fiddlex.data.corpus import corpus_tokenizer
 from fiddlex.data.dataset import Dataset
@@ -79,7 +79,7 @@ class FiddlexLM(TemplateLM):
             overrides["data.global_batch_size"] = int(str(batch_size))
 
         def changed(saved: Config) -> Config:
-            return replaced(change(saved), overrides)
+            return overridden(change(saved), overrides)
 
         config = changed(read_config(Path(workdir)))
         if config.model.task != "lm":
