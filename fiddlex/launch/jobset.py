@@ -92,7 +92,7 @@ def jobset_manifest(job: Job, options: JobSetOptions) -> str:
         raise ConfigError("the command has characters that are not UTF-8, which YAML cannot have.") from None
     # Characters that are not ASCII are escaped: readers of YAML fold some of them, such as U+0085, as ends of lines.
     text = yaml.safe_dump(manifest, sort_keys=False, width=120)
-    return f"# {job.title}.\n# Made by fiddlex launch. To start it: kubectl apply -f FILE.\n{text}"
+    return f"# {job.title}.\n# Made by fiddlex launch. To start it: kubectl apply -f THIS_FILE.\n{text}"
 
 
 def _check_name(flag: str, name: str, *, longest: int) -> None:

@@ -46,6 +46,6 @@ def mpi_script(job: Job, *, hosts: Sequence[str], port: int) -> str:
         flags += ["-x", name]
     task = job.task(*job.gpu_flags, train_flags=coordinator_flags(job, hosts[0], port))
     command = command_line(mpirun, flags, ["bash", "-c", _PROCESS, "process"], task=task)
-    head = HEADER.format(title=job.title, submit="bash FILE, from a host that reaches all by ssh")
+    head = HEADER.format(title=job.title, submit="bash THIS_FILE, from a host that reaches all by ssh")
     lines = [head, "set -u", *assignments(job.options.environment), f"{command} \\\n{_WAIT}"]
     return "\n".join(lines)

@@ -73,7 +73,7 @@ def ssh_script(job: Job, *, hosts: Sequence[str], port: int) -> str:
     task = job.task(train_flags=coordinator_flags(job, hosts[0], port))
     variables = shlex.join(f"{name}={value}" for name, value in options.environment.items())
     lines = [
-        HEADER.format(title=job.title, submit="bash FILE, from a host that reaches all by ssh without a password"),
+        HEADER.format(title=job.title, submit="bash THIS_FILE, from a host that reaches all by ssh without a password"),
         "set -u",
         f"grace={options.grace_s} # seconds to save in",
         f"environment={shlex.quote(variables)}",

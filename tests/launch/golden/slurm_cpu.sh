@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # 8 × CPU device on 2 hosts, 2 processes per host.
-# Made by fiddlex launch. To start it: mkdir -p /shared/run && sbatch FILE; Slurm writes its log there.
+# Made by fiddlex launch. To start it: mkdir -p /shared/run && sbatch THIS_FILE; Slurm writes its log there.
 #SBATCH --job-name=run
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # 16 × H100-SXM5-80GB on 2 hosts, one process per host.
-# Made by fiddlex launch. To start it: mkdir -p /shared/run && sbatch FILE; Slurm writes its log there.
+# Made by fiddlex launch. To start it: mkdir -p /shared/run && sbatch THIS_FILE; Slurm writes its log there.
 #SBATCH --job-name=run
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # 8 × A100-SXM4-80GB on one host, 2 processes per host.
-# Made by fiddlex launch. To start it: mkdir -p /shared/run && sbatch FILE; Slurm writes its log there.
+# Made by fiddlex launch. To start it: mkdir -p /shared/run && sbatch THIS_FILE; Slurm writes its log there.
 #SBATCH --job-name=tiny
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=2

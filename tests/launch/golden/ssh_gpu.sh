@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # 16 × H100-SXM5-80GB on 2 hosts, 2 processes per host.
-# Made by fiddlex launch. To start it: bash FILE, from a host that reaches all by ssh without a password.
+# Made by fiddlex launch. To start it: bash THIS_FILE, from a host that reaches all by ssh without a password.
 
 set -u
 grace=300 # seconds to save in
