@@ -75,7 +75,9 @@ def slurm_script(job: Job, options: SlurmOptions) -> str:
         f"--cpus-per-task={cpus}" if cpus else "--cpu-bind=none",
     ]
     task = job.task(*job.gpu_flags)
-    head = HEADER.format(title=job.title, submit=f"mkdir -p {job.workdir} && sbatch THIS_FILE; Slurm writes its log there")
+    head = HEADER.format(
+        title=job.title, submit=f"mkdir -p {job.workdir} && sbatch THIS_FILE; Slurm writes its log there"
+    )
     status_file = f"export {STATUS_FILE}={job.workdir}/slurm-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}.status"
     body = ["set -u", *assignments(shared.environment), status_file, command_line(srun, task=task), _REQUEUE]
     return head + "\n".join(lines) + "\n\n" + "\n".join(body)
