@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import pathlib
+import re
 import runpy
 import sys
 import tempfile
@@ -39,8 +40,16 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(_IMPORTS)
 
 
+def without_slow_phases(log: str) -> str:
+    """A log without the lines of phases that last: they come after 15 s, so only where the machine is slow."""
+    return re.sub(r"^.*\S  (?:\d+ min )?\d+ s\n", "", log, flags=re.MULTILINE)
+
+
 class Ended(NamedTuple):
-    """A program that has ended: its exit status (−N when signal N killed it), and what it wrote."""
+    """A program that has ended: its exit status (−N when signal N killed it), and what it wrote.
+
+    Of phases that last, standard error has no lines (`without_slow_phases`).
+    """
 
     returncode: int
     stdout: str
@@ -63,7 +72,7 @@ class Running:
         if self.process.exitcode is None:
             self.process.kill()
             raise TimeoutError(f"runs for more than {timeout_s} s:\n{self._text('stderr')}")
-        return Ended(self.process.exitcode, self._text("stdout"), self._text("stderr"))
+        return Ended(self.process.exitcode, self._text("stdout"), without_slow_phases(self._text("stderr")))
 
     def _text(self, stream: str) -> str:
         return (self._folder / stream).read_text(encoding="utf-8")

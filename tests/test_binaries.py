@@ -14,7 +14,7 @@ import pytest
 
 from fiddlex.cluster.mesh import num_cores
 from fiddlex.terminal.readable import mib
-from tests.programs import EXPERIMENTS, ROOT, call, started
+from tests.programs import EXPERIMENTS, ROOT, call, started, without_slow_phases
 from tests.small_run import steps
 
 TINY = [
@@ -59,6 +59,7 @@ def call_by_hand(
     done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
+    done.stderr = without_slow_phases(done.stderr)
     return done
 
 

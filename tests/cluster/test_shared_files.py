@@ -35,7 +35,7 @@ def config(tiny_config: Config) -> Config:
     return make_config(tiny_config, "2x1x2", {"train.eval_every": 4})
 
 
-@pytest.mark.parametrize("cache", ["", "of its own"])
+@pytest.mark.parametrize("cache", ["", pytest.param("of its own", marks=pytest.mark.long)])
 def test_the_first_process_tokenizes_for_all(
     cache: str, config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
 ) -> None:

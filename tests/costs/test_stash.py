@@ -95,9 +95,18 @@ ENCODED = [  # model, mesh, dropout, positions, recompute: statistics, whole hea
 ]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("stash_dtype", ["int8", "float8_e4m3fn"])
-@pytest.mark.parametrize(("model", "mesh", "dropout", "seq_len", "recompute"), ENCODED)
+# The default tier has each model with one of the four pairs of dtypes, and each pair at least twice.
+PAIRS = list(itertools.product(("int8", "float8_e4m3fn"), ("bfloat16", "float32")))
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "dropout", "seq_len", "recompute", "stash_dtype", "dtype"),
+    [
+        pytest.param(*case, *pair, marks=[pytest.mark.long] * (place != number % len(PAIRS)))
+        for number, case in enumerate(ENCODED)
+        for place, pair in enumerate(PAIRS)
+    ],
+)
 def test_an_encoded_stash_is_what_the_formulas_say(
     model: str,
     mesh: str,

@@ -22,6 +22,8 @@ from mkdocs.exceptions import PluginError
 
 from tests.programs import ROOT
 
+pytestmark = pytest.mark.xdist_group("site")  # one worker, so that the site is built once
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # Opens page after page in a frame, and sends what it saw: how many pictures each page has and which did not load, and
 # what a search finds.

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks.programs import make_program, temporary_bytes
-from fiddlex.config import Config
+from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.overrides import replaced
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import CheckpointError, ConfigError
@@ -171,6 +171,7 @@ def test_what_does_not_go_together_is_told(fields: dict[str, Any], message: str,
 def test_weights_of_another_shape_are_not_taken(config: Config, tmp_path: pathlib.Path) -> None:
     from fiddlex.train import loop
 
+    config.mesh, config.pipeline = MeshConfig(), PipelineConfig()
     config.train.num_steps = config.train.checkpoint_every = 1
     loop.train(copy.deepcopy(config), tmp_path / "first")
     config.model.num_kv_heads, config.model.rope_base = 4, 1000.0

@@ -25,6 +25,11 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
+@pytest.fixture
+def _short_searches(monkeypatch):
+    monkeypatch.setattr("fiddlex.planner.auto_schedule.EFFORT", 40_000)
+
+
 def make_config(**pipeline: object) -> Config:
     fields = {"schedule": "auto", "num_microbatches": 16, **pipeline}
     return Config(
@@ -63,6 +68,7 @@ def test_the_table_is_no_slower_than_names_that_hold_as_much(chunks, caplog):
     assert resolve(settled).lowered.schedule.placement == pipeline_of(settled).placement.stage_ranks
 
 
+@pytest.mark.usefixtures("_short_searches")
 def test_the_cap_falls_until_the_memory_fits(caplog):
     free = settle(make_config(num_chunks=2), A100)
     least = settle(make_config(num_chunks=2), smaller(0.01))
@@ -76,7 +82,7 @@ def test_the_cap_falls_until_the_memory_fits(caplog):
     assert pipeline_of(least).sizes.slots.stash == 2  # a microbatch of the whole rank
 
 
-@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("chunks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_cap_falls_little_further_than_it_must(chunks):
     """With a microbatch less in flight, less waits for W too."""
     config = make_config(num_chunks=chunks)
@@ -95,6 +101,7 @@ def test_where_the_memory_is_not_known_the_table_holds_as_much_as_1f1b_and_is_no
     assert settle(make_config(), device_kind="cpu") == settled
 
 
+@pytest.mark.usefixtures("_short_searches")
 def test_layers_are_balanced_for_the_table_that_was_found():
     config = replaced(make_config(layers_per_stage="balanced"), {"model.num_layers": 10})
     settled = settle(config, A100)
@@ -102,6 +109,7 @@ def test_layers_are_balanced_for_the_table_that_was_found():
     assert sum(resolve(settled).placement.layers_per_stage) == 10
 
 
+@pytest.mark.usefixtures("_short_searches")
 def test_what_if_finds_a_schedule_too():
     scenario = Scenario(make_config(schedule="1f1b"), A100)
     assert apply(scenario, "schedule=auto").seconds() < scenario.seconds()
@@ -127,6 +135,7 @@ def test_more_actions_than_can_be_searched_are_refused():
         settle(huge, A100)
 
 
+@pytest.mark.usefixtures("_short_searches")
 def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
