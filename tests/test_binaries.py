@@ -152,7 +152,10 @@ def test_throughput_looks_for_no_tpu(text_file: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("kilobytes", "fields", "number", "message"),
     [
-        (8, {"num_steps": 1000}, 6, "Cannot write to {}/metrics.jsonl: File too large. Make room"),
+        pytest.param(
+            *(8, {"num_steps": 1000}, 6, "Cannot write to {}/metrics.jsonl: File too large. Make room"),
+            marks=pytest.mark.long,
+        ),
         (16, {"num_steps": 4, "checkpoint_every": 2}, 8, "Cannot write a checkpoint under {}/checkpoints: "),  # twice
     ],
     ids=["metrics", "checkpoint"],

@@ -1,6 +1,8 @@
 """What shells offer after `fiddlex …`: the candidates, and the script in real shells, as far as they are installed."""
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -27,21 +29,47 @@ ELASTIC, FORCE = ("--elastic", "--noelastic"), ("--force", "--noforce")
 PROCESSES = ("--coordinator_address=", "--num_processes=", "--process_id=", "--join_timeout_s=", "--fake_devices=")
 
 
+# Answers each line in a child of its own, so that what fiddlex imports of libraries is imported once.
+SERVER = """
+import os, sys
+sys.modules["jax"] = None
+import fiddlex.completion, fiddlex.planner.auto_plans, fiddlex.simulate.page, fiddlex.terminal.command_line
+from fiddlex.__main__ import main
+for request in sys.stdin:
+    line, folder, output = request.rstrip("\\n").split("\\0")
+    if not (child := os.fork()):
+        os.chdir(folder)
+        os.environ |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": output}
+        main()
+        os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@functools.cache
+def server() -> subprocess.Popen[str]:
+    environment = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_COMP_WORDBREAKS": WORD_BREAKS}
+    environment |= {"_ARGCOMPLETE_SHELL": "bash", "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "PYTHONPATH": str(ROOT)}
+    started = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        env=os.environ | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(started.kill)
+    return started
+
+
 def candidates(line: str, folder: pathlib.Path) -> set[str]:
     """What fiddlex offers for the line, as bash's script asks for it; bash replaces the word after its last break."""
     output = folder.parent / "candidates"
-    environment = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n"}
-    environment |= {"_ARGCOMPLETE_SHELL": "bash", "_ARGCOMPLETE_COMP_WORDBREAKS": WORD_BREAKS}
-    environment |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(output), "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
-    code = "import sys; from fiddlex.__main__ import main; sys.modules['jax'] = None; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | environment | {"PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    to_server, from_server = server().stdin, server().stdout
+    assert to_server is not None
+    assert from_server is not None
+    to_server.write(f"{line}\0{folder}\0{output}\n")
+    to_server.flush()
+    assert from_server.readline() == "0\n"
     return set(output.read_text().splitlines())
 
 

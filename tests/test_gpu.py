@@ -207,6 +207,7 @@ def test_a_study_of_nothing_is_a_mistake(tmp_path: pathlib.Path) -> None:
         assert f"--{flag}=: name some of {names}." in done.stderr
 
 
+@pytest.mark.long
 def test_tiny_sizes_run_from_end_to_end_on_the_cpu(tmp_path: pathlib.Path) -> None:
     arguments = ["--device=cpu", "--sizes=tiny", "--rounds=2", "--steps=1", f"--results={tmp_path}/results.jsonl"]
     done = call("experiments.gpu", *arguments, "--stages=sizes", "--dtype=float32")

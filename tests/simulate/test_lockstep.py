@@ -75,7 +75,7 @@ def test_1f1b_in_strict_order_takes_as_much_longer_as_b_is_longer_than_f_in_all_
 @pytest.mark.parametrize("name", GENERATORS)
 def test_no_other_order_of_the_ticks_is_faster_than_that_of_the_name(name):
     for pipe, inputs, weights in itertools.product((2, 3, 4, 8), (0.75, 1.0, 2.0), (0.5, 1.0)):
-        for m in {2, pipe, 2 * pipe, 5 * pipe}:
+        for m in {2, pipe, min(5 * pipe, 16)}:
             if name == "interleaved_1f1b" and m % pipe:
                 continue
             orders = [lower(make_schedule(name, pipe=pipe, num_microbatches=m, order=order)) for order in ORDERS]

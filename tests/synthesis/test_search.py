@@ -75,7 +75,6 @@ def test_the_schedules_that_were_judged_are_counted_and_no_others(monkeypatch):
     assert found.tried == len(judged)
 
 
-@settings(max_examples=40, deadline=None)
 @given(user_schedules(), st.sampled_from(CLOCKS), st.data())
 def test_no_schedule_beats_the_bound(schedule, clock, data):
     costs = data.draw(positive_costs(schedule.num_stages))
