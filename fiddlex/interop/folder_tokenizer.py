@@ -11,7 +11,16 @@ import tokenizers
 
 from fiddlex.errors import CheckpointError, is_failure
 from fiddlex.files.whole_files import write_whole
-from fiddlex.interop.tokenizer_classes import built_class, class_options, differences, pipeline, with_tokens
+from fiddlex.interop.tokenizer_classes import (
+    built_class,
+    class_options,
+    differences,
+    named_tokens,
+    pipeline,
+    text_of,
+    with_ends,
+    with_tokens,
+)
 from fiddlex.terminal.readable import shortened, shown
 
 logger = logging.getLogger(__name__)
@@ -82,31 +91,34 @@ def _byte_pairs(folder: Path) -> tokenizers.Tokenizer:
     with _failures(folder, _BAD_OPTIONS):
         made.normalizer, made.pre_tokenizer = pipeline(kind, said) or (None, None)
         made.decoder = tokenizers.decoders.ByteLevel()
-        return with_tokens(made, folder)
+        return with_ends(with_tokens(made, folder), folder)
 
 
 def _word_pieces(folder: Path) -> tokenizers.Tokenizer:
     problem = "vocab.txt is no WordPiece vocabulary"
     with _failures(folder, problem):
         vocabulary = tokenizers.models.WordPiece.read_file(str(folder / "vocab.txt"))
-    lacking = [name for name in ("[UNK]", "[SEP]", "[CLS]") if name not in vocabulary]
+    with _failures(folder, _BAD_OPTIONS):
+        said, named = class_options(folder), named_tokens(folder)
+        tokens = {kind: text_of(named.get(f"{kind}_token")) or f"[{kind.upper()}]" for kind in ("unk", "sep", "cls")}
+    lacking = [name for name in tokens.values() if name not in vocabulary]
     if lacking:
         raise CheckpointError(
             f"{folder}: {problem} (it has no line {' and no line '.join(lacking)}). Copy the files again."
         )
-    said = class_options(folder)
     with _failures(folder, _BAD_OPTIONS):
         made = tokenizers.BertWordPieceTokenizer(
             vocabulary,
             lowercase=said.get("do_lower_case", True),
             strip_accents=said.get("strip_accents"),
             handle_chinese_chars=said.get("tokenize_chinese_chars", True),
+            **{f"{kind}_token": text for kind, text in tokens.items()},
         )
-        return tokenizers.Tokenizer.from_str(made.to_str())
+        return with_tokens(tokenizers.Tokenizer.from_str(made.to_str()), folder)
 
 
 def warn_of_other_ids(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
-    """Warns where transformers 5 makes other ids of some texts than a folder's tokenizer, and says why."""
+    """Warns where transformers 5 may make other ids of some texts than a folder's tokenizer, and says why."""
     try:
         found = differences(folder, tokenizer)
     except BaseException as error:
@@ -115,7 +127,8 @@ def warn_of_other_ids(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
         found = [f"what else its files say cannot be read ({shortened(str(error))})"]
     if found:
         logger.warning(
-            "%s: transformers 5 makes other tokens of some texts than tokenizer.json, which fiddlex uses as it is: %s.",
+            "%s: transformers 5 may make other tokens of some texts than tokenizer.json, which fiddlex uses as it is: "
+            "%s.",
             *(folder, "; ".join(found)),
         )
 

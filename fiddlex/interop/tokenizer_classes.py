@@ -21,6 +21,7 @@ _OF_MODELS = {  # where no file names one
     "qwen3": "Qwen2Tokenizer",
     "bert": "BertTokenizer",
 }
+_PLAIN = ("PreTrainedTokenizer", "TokenizersBackend")  # the classes that use `tokenizer.json` as it is
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -64,23 +65,32 @@ def pipeline(kind: str, said: Json) -> tuple[Any, Any] | None:
 
 
 def with_tokens(made: Tokenizer, folder: Path) -> Tokenizer:
-    """A tokenizer of GPT-2's or Qwen2's files with the tokens that the folder's other files add, and with its ends."""
-    said = class_options(folder)
-    named = _object(folder / "special_tokens_map.json") | said
+    """A tokenizer of a folder's vocabulary with the tokens that the folder's other files add and describe."""
     ids = {name: i for name, i in _object(folder / "added_tokens.json").items() if type(i) is int}
     described = {name: AddedToken(name, normalized=True) for name in ids}
-    for i, token in (said.get("added_tokens_decoder") or {}).items():
-        described[token["content"]] = AddedToken(**{key: token[key] for key in token if key != "__type"})
-        ids[token["content"]] = int(i)
+    for i, token in _decoder(class_options(folder)).items():
+        described[token.content], ids[token.content] = token, i
     for name in sorted(ids, key=lambda name: ids[name]):
         (made.add_special_tokens if described[name].special else made.add_tokens)([described[name]])
     wrong = [name for name in ids if made.token_to_id(name) != ids[name]]
     if wrong:
         raise ValueError(f"{wrong[0]!r} is token {made.token_to_id(wrong[0])}, and by the added tokens {ids[wrong[0]]}")
-    made.add_special_tokens(_special_texts(named))
-    if made.token_to_id(_END_OF_TEXT) is not None:
+    named = {token.content: token for token in _special_tokens(named_tokens(folder))}
+    made.add_special_tokens([token for name, token in named.items() if name not in ids])
+    return made
+
+
+def with_ends(made: Tokenizer, folder: Path) -> Tokenizer:
+    """A tokenizer of GPT-2's or Qwen2's files with the token that ends a text, and with what texts begin and end with.
+
+    `with_tokens` has been there before.
+    """
+    kind = built_class(folder) or "GPT2Tokenizer"
+    decoder = {token.content for token in _decoder(class_options(folder)).values()}
+    described = decoder if kind == "Qwen2Tokenizer" else _added(made)  # Qwen2 takes no other description of it
+    if made.token_to_id(_END_OF_TEXT) is not None and _END_OF_TEXT not in described:
         made.add_special_tokens([_END_OF_TEXT])
-    begin, end = _around(named, built_class(folder) or "GPT2Tokenizer", made)
+    begin, end = _around(named_tokens(folder), kind, made)
     if begin or end:
         template = [*begin, "$A", *end]
         known = [(text, made.token_to_id(text)) for text in {*begin, *end}]
@@ -89,7 +99,7 @@ def with_tokens(made: Tokenizer, folder: Path) -> Tokenizer:
 
 
 def differences(folder: Path, tokenizer: Tokenizer) -> list[str]:
-    """Why transformers 5 makes other ids of some texts than the tokenizer of a folder: phrases for a message."""
+    """Why transformers 5 may make other ids of some texts than the tokenizer of a folder: phrases for a message."""
     said, kind, found = class_options(folder), built_class(folder), list[str]()
     steps = json.loads(tokenizer.to_str())
     as_it_is = _object(folder / "config.json").get("model_type") == "mistral" or (
@@ -103,19 +113,51 @@ def differences(folder: Path, tokenizer: Tokenizer) -> list[str]:
             name for name in ("normalizer", "pre_tokenizer") if _comparable(steps[name]) != _comparable(theirs[name])
         ]
         found += [f"{kind} puts another {' and '.join(parts)} in place of the file's"] if parts else []
-    if new := [text for text in _special_texts(said) if tokenizer.token_to_id(text) is None]:
+    elif kind is not None and not as_it_is and kind not in _PLAIN:
+        found.append(f"{kind} may put a normalizer and a pre-tokenizer of its own in place of the file's")
+    added = _added(tokenizer)
+    specials = {token.content for token in _special_tokens(said)}
+    if new := sorted(text for text in specials if tokenizer.token_to_id(text) is None):
         found.append(f"tokenizer_config.json adds {', '.join(map(repr, new))}")
+    decoder = {token.content: token for token in _decoder(said).values()}
+    if other := sorted(name for name, token in decoder.items() if _matching(token) != _matching(added.get(name))):
+        found.append(f"added_tokens_decoder describes {', '.join(map(repr, other))} otherwise")
     if said.get("split_special_tokens"):
         found.append("split_special_tokens=True takes special tokens in a text apart")
     return found
 
 
-def _special_texts(named: Json) -> list[str]:
+def named_tokens(folder: Path) -> Json:
+    """What `special_tokens_map.json` and `tokenizer_config.json`, which comes first, say of a folder's tokens."""
+    return _object(folder / "special_tokens_map.json") | class_options(folder)
+
+
+def _special_tokens(named: Json) -> list[AddedToken]:
     """The special tokens that `tokenizer_config.json` or `special_tokens_map.json` names."""
     lists = [named.get(f"{kind}_special_tokens") for kind in ("additional", "extra")]
     tokens = [named.get(f"{kind}_token") for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
     tokens += [token for each in lists if isinstance(each, list) for token in each]
-    return [text for text in map(_text, tokens) if text]
+    return [_token(token, special=True) for token in tokens if text_of(token)]
+
+
+def _decoder(said: Json) -> dict[int, AddedToken]:
+    """The tokens of `added_tokens_decoder` by their ids."""
+    return {int(i): _token(token) for i, token in (said.get("added_tokens_decoder") or {}).items()}
+
+
+def _token(said: Any, **options: bool) -> AddedToken:
+    """A token from its text, or from an object that describes it."""
+    fields: Json = {"content": said} if isinstance(said, str) else {key: said[key] for key in said if key != "__type"}
+    return AddedToken(**fields | options)
+
+
+def _added(tokenizer: Tokenizer) -> dict[str, AddedToken]:
+    return {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+
+
+def _matching(token: AddedToken | None) -> Any:
+    """What decides where a token is found in a text."""
+    return token and (token.single_word, token.lstrip, token.rstrip, token.normalized)
 
 
 def _around(named: Json, kind: str, made: Tokenizer) -> list[list[str]]:
@@ -123,7 +165,7 @@ def _around(named: Json, kind: str, made: Tokenizer) -> list[list[str]]:
     around = []
     for name in ("bos", "eos"):
         default = None if (kind, name) == ("Qwen2Tokenizer", "bos") else _END_OF_TEXT
-        text = _text(named.get(f"{name}_token", default))
+        text = text_of(named.get(f"{name}_token", default))
         added = named.get(f"add_{name}_token") is True and text is not None and made.token_to_id(text) is not None
         around.append([text] if added and text else [])
     return around
@@ -136,7 +178,8 @@ def _comparable(step: Any) -> Any:
     return [_comparable(each) for each in step] if isinstance(step, list) else step
 
 
-def _text(token: Any) -> str | None:
+def text_of(token: Any) -> str | None:
+    """The text of a token that is named by it, or described; None: there is none."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and text else None
 

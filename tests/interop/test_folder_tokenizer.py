@@ -74,6 +74,51 @@ def test_qwen2s_vocabulary_has_other_words_than_gpt2s(model: str, tmp_path: path
     assert made.encode("e\u0301").ids == trained.encode("\u00e9").ids
 
 
+@pytest.mark.parametrize(("kind", "rest"), [("GPT2Tokenizer", "1"), ("Qwen2Tokenizer", " 1")])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_a_special_token_takes_the_space_that_its_description_gives_it(
+    kind: str, rest: str, file: str, tmp_path: pathlib.Path
+) -> None:
+    """As in transformers 5.24, where Qwen2 does not heed what describes the end of a text."""
+    trained = write_gpt2s_vocabulary(folder := tmp_path / "hf")
+    (folder / "config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    (folder / file).write_text(json.dumps({"eos_token": {"content": "<|endoftext|>", "rstrip": True}}))
+    assert (made := read_tokenizer(folder)) is not None
+    assert made.encode("1<|endoftext|> 1").ids == [*trained.encode("1").ids, 0, *trained.encode(rest).ids]
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "na", "##ive", "[new]", "<c>", "<u>"]
+PLAIN = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": False}
+
+
+@pytest.mark.parametrize(
+    ("files", "ids"),
+    [
+        ({}, [2, 5, 1, 1, 1, 5, 1, 3]),
+        ({"added_tokens.json": {"[new]": 7}}, [2, 5, 7, 5, 1, 3]),
+        ({"tokenizer_config.json": {"additional_special_tokens": ["[new]"]}}, [2, 5, 7, 5, 1, 3]),
+        (
+            {"tokenizer_config.json": {"added_tokens_decoder": {"7": PLAIN | {"content": "[new]"}}}},
+            [2, 5, 7, 5, 1, 3],
+        ),
+        (
+            {"tokenizer_config.json": {"cls_token": "<c>"}, "special_tokens_map.json": {"unk_token": "<u>"}},
+            [8, 5, 9, 9, 9, 5, 9, 3],
+        ),
+    ],
+)
+def test_berts_vocabulary_has_the_tokens_that_other_files_name(
+    files: dict[str, Any], ids: list[int], tmp_path: pathlib.Path
+) -> None:
+    """The ids are those of transformers 5.24."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    for name, said in files.items():
+        (tmp_path / name).write_text(json.dumps(said))
+    assert (made := read_tokenizer(tmp_path)) is not None
+    assert made.encode("na[new]na x").ids == ids
+
+
 @pytest.mark.parametrize("words", [False, True])
 @pytest.mark.parametrize(
     ("name", "text", "message"),
@@ -98,11 +143,11 @@ def test_the_file_that_spoils_a_tokenizer_is_told(
     name: str, text: str, message: str, words: bool, tmp_path: pathlib.Path
 ) -> None:
     write_gpt2s_vocabulary(tmp_path / "hf")
-    if words:  # BERT's file, for which fiddlex reads neither the class nor the added tokens
+    if words:  # BERT's file, for which fiddlex does not read the class
         (tmp_path / "hf" / "merges.txt").unlink()
         (tmp_path / "hf" / "vocab.txt").write_text("[UNK]\n[SEP]\n[CLS]\na\n")
     (tmp_path / "hf" / name).write_text(text)
-    if words and (name == "added_tokens.json" or "class" in text):
+    if words and "class" in text:
         assert read_tokenizer(tmp_path / "hf") is not None
         return
     with pytest.raises(CheckpointError) as error:
@@ -123,6 +168,13 @@ GPT2, QWEN2 = "GPT2Tokenizer", "Qwen2Tokenizer"
         ("llama", {"tokenizer_class": "LlamaTokenizer"}, True, []),  # bytes: transformers 5 takes the file as it is
         ("mistral", {"tokenizer_class": GPT2}, True, []),
         ("gpt2", {"tokenizer_class": "PreTrainedTokenizerFast"}, True, []),
+        ("gpt2", {"tokenizer_class": "GemmaTokenizer"}, False, ["GemmaTokenizer may put a normalizer and a pre-tok"]),
+        (
+            "gpt2",
+            {"added_tokens_decoder": {"0": {"content": "<|endoftext|>", "special": True, "rstrip": True}}},
+            False,
+            ["added_tokens_decoder describes '<|endoftext|>' otherwise"],
+        ),
         ("qwen2", {}, False, [f"{QWEN2} puts another normalizer and pre_tokenizer in place of the file's"]),
         ("qwen3", {}, False, [f"{QWEN2} puts another normalizer and pre_tokenizer in place of the file's"]),
         ("gpt2", {"add_prefix_space": True}, False, [f"{GPT2} puts another pre_tokenizer in place of the file's"]),
@@ -140,7 +192,7 @@ def test_other_ids_than_those_of_transformers_are_told(
     tmp_path: pathlib.Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The cases with differences are those in which transformers 5.24 made other ids of a text."""
+    """In the cases with differences, transformers 5.24 made other ids of a text."""
     write_gpt2s_vocabulary(tmp_path / "hf", **said)
     (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": model}))
     made = tokenizers.Tokenizer(

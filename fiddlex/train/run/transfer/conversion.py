@@ -101,6 +101,6 @@ def _check_vocabulary(folder: Path, num_tokens: int, vocab_size: int) -> None:
     if num_tokens > vocab_size:
         raise CheckpointError(
             f"The tokenizer of {folder} has {num_tokens} tokens, and its model has vocab_size={vocab_size}: the rest "
-            "has no embedding. Remove the added tokens from tokenizer.json, add embeddings with transformers' "
+            "has no embedding. Remove the added tokens from the tokenizer's files, add embeddings with transformers' "
             "resize_token_embeddings, or leave the tokenizer out with --config.data.tokenizer=bytes."
         )
