@@ -177,8 +177,8 @@ WRONG = {f"{TRAIN}{options}": message for options, message in OF_TRAIN.items()} 
     "train --config=gpt_tiny --output_dir=run": "there is no flag --output_dir. Did you mean --workdir=run?",
     "evaluate run": "'run' is not a flag. Write --workdir=run.",
     "evaluate --workdir=run --config=gpt_tiny": (
-        "--config=gpt_tiny: this program takes its config from the workdir, and the file registers no family. Override "
-        "single fields of it, as --config.section.field=value."
+        "--config=gpt_tiny: this program takes its config from the workdir, and the file registers no family and no "
+        "schedule. Override single fields of it, as --config.section.field=value."
     ),
     "evaluate --workdir=run --output=folder": (
         "--output=folder cannot be written: Is a directory. Name a file in a folder that you may write to."

@@ -9,8 +9,8 @@ import sys
 
 from fiddlex.errors import installation
 
-# With weights from the host, libtpu 0.0.52 compiled hidden sizes of 64, 128, 192 and 256 for v5e, and refused 32, 48,
-# 96 and 160 (2026-11-27).
+# With weights from the host on several replicas, libtpu 0.0.52 compiled hidden sizes of 64, 128, 192 and 256 for v5e,
+# and refused 32, 48, 96 and 160; with one replica it compiled 48 and 96 (2026-11-28).
 _STREAMED_WIDTH = 64
 _CUDA_PLUGINS = "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"
 
@@ -30,13 +30,13 @@ def missing_compiler(topology: str) -> str:
     return ""
 
 
-def refused_width(platform: str, hidden_size: int) -> str:
+def refused_width(platform: str, hidden_size: int, *, replicas: int) -> str:
     """Why a platform's compiler refuses a hidden size with weights from the host; empty: it does not."""
-    if platform != "tpu" or hidden_size % _STREAMED_WIDTH == 0:
+    if platform != "tpu" or replicas == 1 or hidden_size % _STREAMED_WIDTH == 0:
         return ""
     return (
-        f"With pipeline.weights_memory=host, libtpu takes multiples of {_STREAMED_WIDTH} as model.hidden_size, and "
-        f"{hidden_size} is none: use one, or pipeline.weights_memory=device."
+        f"With pipeline.weights_memory=host and mesh.data={replicas}, libtpu takes multiples of {_STREAMED_WIDTH} as "
+        f"model.hidden_size, and {hidden_size} is none: use one, or mesh.data=1, or pipeline.weights_memory=device."
     )
 
 

@@ -84,9 +84,14 @@ class Problem:
     def can_stream(self) -> bool:
         """Whether some layout can have `pipeline.weights_memory=host`, which `Config.validate` restricts."""
         config = self.config
-        if refused_width(self.topology.platform, config.model.hidden_size):
-            return False
         return self.can_offload and config.model.dtype != "float16" and not config.train.sample_tokens
+
+    @property
+    def refused_width(self) -> str:
+        """Why no layout of several replicas can have the layers' weights on the host; empty: some may, or need not."""
+        if not self.config.pipeline.streams:
+            return ""
+        return refused_width(self.topology.platform, self.config.model.hidden_size, replicas=self.num_devices)
 
     @property
     def host_limit(self) -> int:
@@ -182,13 +187,14 @@ def layouts(problem: Problem) -> Iterator[Layout]:
 def meshes(problem: Problem) -> Iterator[MeshConfig]:
     """All meshes that the model can be cut for, without sequence parallelism and with `data` outermost."""
     model, batch = problem.config.model, problem.config.data.global_batch_size
+    one_replica = bool(problem.refused_width)
     for devices in _numbers_of_devices(problem):
         for tensor in _divisors(math.gcd(math.gcd(model.num_heads, model.mlp_size), devices)):
             if model.kv_heads % tensor and tensor % model.kv_heads:
                 continue
             for pipe in _divisors(devices // tensor):
                 data = devices // tensor // pipe
-                if pipe <= model.num_layers and batch % data == 0:
+                if pipe <= model.num_layers and batch % data == 0 and not (one_replica and data > 1):
                     yield MeshConfig(data=data, pipe=pipe, tensor=tensor)
 
 

@@ -20,7 +20,6 @@ from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory, device_memory
 from fiddlex.costs.weight_memory import WeightBytes, device_parameters, weight_bytes
 from fiddlex.errors import ConfigError
-from fiddlex.hardware.compilers import refused_width
 from fiddlex.planner.bound import Cut, least_seconds
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes
 from fiddlex.planner.cost_model import CostModel
@@ -245,10 +244,10 @@ def _check_streams(problem: Problem) -> None:
     """Raises ConfigError when a config whose layers' weights wait on the host has no valid layout."""
     if not problem.config.pipeline.streams:
         return
-    if refused := refused_width(problem.topology.platform, problem.config.model.hidden_size):
-        raise ConfigError(refused)
     if layout := next(layouts(problem), None):
         layout.applied(problem.config).validate()
+    elif refused := problem.refused_width:
+        raise ConfigError(refused)
 
 
 def _uncuttable(problem: Problem) -> str:

@@ -45,8 +45,8 @@ _LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, Permission
 
 
 _OF_WORKDIR = (
-    "the run's config file, where that registers the model's family; --config.section.field=value overrides the config "
-    "of the workdir"
+    "the run's config file, where that registers the model's family or the schedule; --config.section.field=value "
+    "overrides the config of the workdir"
 )
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
@@ -104,13 +104,21 @@ def define_config(*, required: bool = True) -> flags.FlagHolder[Config]:
     return holder
 
 
-def define_overrides() -> None:
+def define_overrides(schedules: Mapping[str, Any]) -> None:
     """Defines `--config.section.field=value`; for programs that read a workdir's config (`apply_overrides`).
 
-    `--config=file.py` is run for the model families that it registers, and gives no values. A workdir does not say
-    which file that is, since somebody else may have written it.
+    `--config=file.py` is run for the model families and the `schedules` that it registers, and gives no values. A
+    workdir does not say which file that is, since somebody else may have written it.
     """
-    _define(_OF_WORKDIR, _registered)
+
+    def registered(spec: str) -> Config:
+        before = dict(FAMILIES), dict(schedules)
+        load_config(spec)
+        if before == (FAMILIES, schedules):
+            _refuse_file("takes its config from the workdir, and the file registers no family and no schedule", spec)
+        return Config()
+
+    _define(_OF_WORKDIR, registered)
 
 
 def define_changes(config: Config) -> flags.FlagHolder[Config]:
@@ -288,14 +296,6 @@ def _define(
     if default is None:
         flags.set_default(holder, None)
     return holder
-
-
-def _registered(spec: str) -> Config:
-    before = dict(FAMILIES)
-    load_config(spec)
-    if before == FAMILIES:
-        _refuse_file("takes its config from the workdir, and the file registers no family", spec)
-    return Config()
 
 
 def _refuse_file(home: str, spec: str) -> NoReturn:

@@ -94,15 +94,21 @@ def test_as_much_goes_to_the_host_as_it_takes(monkeypatch, peaks, told):
         assert plan.config.pipeline.spills == (streamed == 5)
 
 
-@pytest.mark.parametrize(("topology", "hidden", "offered"), [("tpu_v5e", 96, False), ("tpu_v5e", 128, True)])
-def test_no_plan_has_weights_on_hosts_that_the_compiler_refuses(topology, hidden, offered):
-    problem = a_problem(num_devices=4, topology=load_topology(topology))
+@pytest.mark.parametrize(("hidden", "replicas"), [(96, {1}), (128, {1, 2, 4})])
+def test_plans_with_weights_on_hosts_have_several_replicas_only_where_the_compiler_takes_them(hidden, replicas):
+    problem = a_problem(num_devices=4, layers=12, topology=load_topology("tpu_v5e"))
     problem.config.model.hidden_size, problem.config.model.num_heads = hidden, 4
-    assert problem.can_stream == offered
-    assert any(each.config.pipeline.streams for each in further_problems(problem)) == offered
-    if not offered:
-        with pytest.raises(ConfigError, match=r"libtpu takes multiples of 64 as model\.hidden_size, and 96 is none"):
-            search(problem.streaming)
+    assert any(each.config.pipeline.streams for each in further_problems(problem))
+    assert {layout.mesh.data for layout in layouts(problem.streaming)} == replicas
+    assert {layout.mesh.data for layout in layouts(problem)} == {1, 2, 4}
+    assert all(plan.layout.mesh.data in replicas for plan in search(problem.streaming).plans)
+
+
+def test_where_the_compiler_takes_none_of_the_layouts_with_weights_on_hosts_its_rule_is_told():
+    problem = a_problem(num_devices=4, layers=3, heads=1, topology=load_topology("tpu_v5e"))
+    problem.config.model.hidden_size = 96
+    with pytest.raises(ConfigError, match=r"libtpu takes multiples of 64 as model\.hidden_size, and 96 is none"):
+        search(problem.streaming)
 
 
 def test_a_model_fits_with_its_layers_on_the_host_alone():

@@ -16,6 +16,7 @@ def refusal(message: str, config: Config, mesh: Mesh) -> str:
     reason = message.splitlines()[0]
     if len(reason) > _LONGEST_REASON:
         reason = f"{reason[:_LONGEST_REASON]}…"
-    refused = refused_width(device.platform, config.model.hidden_size) if config.pipeline.streams else ""
+    width, replicas = config.model.hidden_size, config.mesh.data
+    refused = refused_width(device.platform, width, replicas=replicas) if config.pipeline.streams else ""
     remedy = refused or "Try another layout (mesh, pipeline), or another version of the compiler."
     return f"{compiler} does not compile the train step for {device.device_kind}: {reason} {remedy}"
