@@ -95,8 +95,8 @@ def test_a_kernel_is_compared_with_all_scores(
 
 @pytest.mark.parametrize(("dtype", "length", "width", "kind"), CASES["cuda"])
 def test_gpus_have_a_kernel_for_the_cases(dtype: str, length: int, width: int, kind: str) -> None:
-    model = flash.case_config(dtype, length, width, kind).model
-    assert bool(flash_kernel("gpu", model, capability=9).name) == (dtype == "bfloat16")
+    config = flash.case_config(dtype, length, width, kind)
+    assert bool(flash_kernel("gpu", config, capability=9).name) == (dtype == "bfloat16")
 
 
 def test_memory_is_predicted_and_assigned(config: Config) -> None:

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh
 from fiddlex.cluster import processes
 from fiddlex.cluster.platforms import leave_out_absent_tpu
 from fiddlex.config import MeshConfig
-from fiddlex.config.sections import AXES
+from fiddlex.config.sections import AXES, SIZES
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.hardware.compilers import missing_compiler
 from fiddlex.hardware.topology import LIBTPU_DEVICES_PER_CHIP, catalogue, gpu_targets
@@ -97,7 +97,7 @@ def make_mesh(config: MeshConfig) -> Mesh:
     if jax.process_count() > 1 and len(devices) != needed:
         raise ConfigError(
             f"mesh {config.text} needs {counted(needed, 'device')}; the {jax.process_count()} processes have "
-            f"{len(devices)}, and none may be idle. Choose mesh.data, mesh.pipe and mesh.tensor with a product of "
+            f"{len(devices)}, and none may be idle. Choose {SIZES} with a product of "
             f"{len(devices)}."
         )
     if len(devices) < needed:
@@ -137,7 +137,7 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
     if len(devices) != config.num_devices:
         raise DeviceError(
             f"mesh {config.text} needs {counted(config.num_devices, 'device')}; {topology} has {len(devices)}. Choose "
-            f"mesh.data, mesh.pipe and mesh.tensor with a product of {len(devices)}, or another topology."
+            f"{SIZES} with a product of {len(devices)}, or another topology."
         )
     return _mesh(config, devices)
 
@@ -233,7 +233,7 @@ def _slices_along(config: MeshConfig, num_slices: int) -> list[int]:
 
 
 def _remedy(num_devices: int, platform: str, needed: int) -> str:
-    fits = f"Choose mesh.data, mesh.pipe and mesh.tensor with a product of {num_devices}"
+    fits = f"Choose {SIZES} with a product of {num_devices}"
     if platform != "cpu":
         return f"{fits} or run on more devices."
     if needed > MOST_FAKE_DEVICES:

@@ -176,7 +176,7 @@ def _check_search(names: list[str]) -> None:
     contradictions = {
         f"--semantics={_SEMANTICS.value}": _SEMANTICS.value,
         "--stash_memory=host": _STASH_MEMORY.value == "host",
-        "--weights_memory=host": _WEIGHTS_MEMORY.value == "host",
+        f"--weights_memory={_WEIGHTS_MEMORY.value}": _WEIGHTS_MEMORY.value != "device",
         f"--order={_ORDER.value}": _ORDER.value != "auto"
         and all(name.partition("@")[0] == AUTO for name in names if name),
     }
@@ -253,7 +253,7 @@ def _check_comparison(names: list[str], costs: Costs, form: str) -> None:
     contradictions = {
         f"--semantics={_SEMANTICS.value}": _SEMANTICS.value,
         "--stash_memory=host": _STASH_MEMORY.value == "host",
-        "--weights_memory=host": _WEIGHTS_MEMORY.value == "host",
+        f"--weights_memory={_WEIGHTS_MEMORY.value}": _WEIGHTS_MEMORY.value != "device",
         f"--layers_per_chunk={_LAYERS_PER_CHUNK.value}": _LAYERS_PER_CHUNK.present,
         "load, store and spill of --costs": costs.load or costs.store or costs.spill,
     }
@@ -327,7 +327,7 @@ def _check_table(*, searched: bool) -> None:
     unused = {
         f"--semantics={_SEMANTICS.value}": _SEMANTICS.value,
         "--stash_memory=host": _STASH_MEMORY.value == "host",
-        "--weights_memory=host": _WEIGHTS_MEMORY.value == "host",
+        f"--weights_memory={_WEIGHTS_MEMORY.value}": _WEIGHTS_MEMORY.value != "device",
         f"--costs={_COSTS.value}": _COSTS.value and not searched,
         f"--clock={_CLOCK.value}": _CLOCK.value != "both" and not searched,
         f"--order={_ORDER.value}": _ORDER.value != "auto",
@@ -361,13 +361,13 @@ def _stream(lowered: Lowered, costs: Costs) -> WeightStream | None:
         return None
     if _SEMANTICS.value:
         raise ConfigError(
-            f"--weights_memory=host with --semantics={_SEMANTICS.value}: weights come from the host only in pipelines "
-            "that are flushed, and --semantics is about others. Leave one of them out."
+            f"--weights_memory={_WEIGHTS_MEMORY.value} with --semantics={_SEMANTICS.value}: weights come from "
+            "the host only in pipelines that are flushed, and --semantics is about others. Leave one of them out."
         )
     try:
         return stream_weights(lowered, rows_per_chunk=_LAYERS_PER_CHUNK.value)
     except ScheduleError as error:
-        raise ConfigError(f"--weights_memory=host: {error}") from error
+        raise ConfigError(f"--weights_memory={_WEIGHTS_MEMORY.value}: {error}") from error
 
 
 def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int = 0) -> dict[str, Windows]:

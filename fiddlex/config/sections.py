@@ -24,6 +24,7 @@ from fiddlex.errors import ConfigError
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 GELUS = ("tanh", "erf")
 AXES = ("data", "pipe", "tensor")  # of the mesh, the fields of `MeshConfig` that count devices
+SIZES = f"{', '.join(f'mesh.{axis}' for axis in AXES[:-1])} and mesh.{AXES[-1]}"  # for messages
 OUTERMOST_AXES = ("data", "pipe")
 ROPE_SCALINGS = ("none", "linear", "llama3")
 MOST_ROPE = 1e12  # of the base and the factor; far above any in use
@@ -299,6 +300,11 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     def streams(self) -> bool:
         """Whether the layers' weights come from the host chunk by chunk, and their gradients go there."""
         return self.weights_memory == "host"
+
+    @property
+    def by_chunk(self) -> bool:
+        """Whether devices hold the weights and gradients of two chunks at a time; those of others wait elsewhere."""
+        return self.weights_memory != "device"
 
     @property
     def stores_last_update(self) -> bool:

@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 
-from fiddlex.config import ModelConfig
+from fiddlex.config import Config
 from fiddlex.hardware.flash import CUDNN_CAPABILITY, FlashKernel, flash_kernel
 from fiddlex.hardware.topology import Compiler
 
@@ -46,9 +46,9 @@ class Backend:
         """Elements that `width` elements of a last dimension take, padding included."""
         return _up(width, self.lanes)
 
-    def flash_kernel(self, model: ModelConfig) -> FlashKernel:
-        """The fused kernel in which attention runs when a model is trained."""
-        return flash_kernel(self.platform, model, capability=self.capability, dropout=model.dropout > 0)
+    def flash_kernel(self, config: Config) -> FlashKernel:
+        """The fused kernel in which attention runs when the model of a config is trained."""
+        return flash_kernel(self.platform, config, capability=self.capability, dropout=config.model.dropout > 0)
 
 
 CPU = Backend("cpu", fuses=False, rounds_products=False)

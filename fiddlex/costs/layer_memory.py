@@ -16,9 +16,9 @@ from fiddlex.config.values.stash import SAME
 from fiddlex.costs.attention_memory import AttentionMemory
 from fiddlex.costs.backend import Backend
 from fiddlex.hardware.flash import SPLASH
-from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, DeviceArrays, Saved, num_sequences
+from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, DeviceArrays, Saved, num_scored
 from fiddlex.models.registry import network_of
-from fiddlex.models.spec import Activation, Attention, Branch, Network, Norm, Operation, Product
+from fiddlex.models.spec import Attention, Branch, Network, Norm, Operation, Product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LayerMemory:
     def of(cls, config: Config, backend: Backend, *, kernel: str | None = None) -> "LayerMemory":
         """The memory of a config's layers; `kernel` names that of attention, by default the one that `backend` runs."""
         network = network_of(config)
-        kernel = backend.flash_kernel(config.model).name if kernel is None else kernel
+        kernel = backend.flash_kernel(config).name if kernel is None else kernel
         arrays = DeviceArrays.of(
             config, network.hidden, rounds_products=backend.rounds_products, joins_heads=kernel == SPLASH
         )
@@ -118,7 +118,7 @@ class LayerMemory:
         # Products in pieces exchange in I all that they need: whole gradients of the outputs of row-parallel products,
         # and the whole inputs of column-parallel ones, whether they are recomputed or not.
         gathered = sum(self._whole_input(each) for each in products if each.split == "outputs" and pieces)
-        local = sum(each.saved_input(self.arrays) for each in products if each.split == "inputs" or not pieces)
+        local = sum(each.saved_input(self.arrays) for each in products if each.split != "outputs" or not pieces)
         gradients = sum(map(self._outputs, self.network.products))
         return (gradients + gathered + local * self._again) * self.arrays.operand
 
@@ -138,16 +138,13 @@ class LayerMemory:
                 moments.append((before + saved) * again + self.attention.backward())
                 saved += self.attention.probabilities() if self.backend.fuses else self.attention.softmax()
             else:
-                moments.append((before + saved) * again + self._activation_gradients(branch))
+                held = sum(each.held(self.arrays) for each in branch)
+                moments.append((before + saved) * again + held * self.arrays.itemsize)
             if self.arrays.parts > 1:
                 moments.append(before * again + self._gathered_again(branch, again=again))
             before += saved
         kernel = max(map(self._kernel, self.network.products))
         return max(moments) + 2 * (kernel + self.arrays.residual) * self.arrays.itemsize
-
-    def _activation_gradients(self, branch: Branch) -> int:
-        """Bytes of the gradients of an activation function's output and inputs, as many as it reads and writes."""
-        return sum(each.moved(self.arrays) for each in branch if isinstance(each, Activation)) * self.arrays.itemsize
 
     def _gathered_again(self, branch: Branch, *, again: bool) -> int:
         """Bytes that a branch's first products hold while they gather their input again for the kernels' gradients."""
@@ -179,8 +176,7 @@ def outside_layers(config: Config, backend: Backend) -> int:
     """
     network, itemsize = network_of(config), ITEMSIZES[config.model.dtype]
     columns = config.padded_vocab_size // config.mesh.vocab_shards
-    tokens = num_sequences(config) * config.model.seq_len
-    scored = num_sequences(config) * network.task.num_scored
+    tokens, scored = DeviceArrays.of(config, network.hidden).tokens, num_scored(config)
     if backend.rounds_gradients or backend.rounds_logits:
         of_logit = FLOAT32 + itemsize  # in addition to the logits, only the rounded gradients
     else:

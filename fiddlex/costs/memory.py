@@ -15,8 +15,7 @@ from fiddlex.config import Config
 from fiddlex.costs.backend import TPU, Backend
 from fiddlex.costs.layer_memory import LayerMemory, outside_layers
 from fiddlex.costs.weight_memory import WeightBytes, weight_bytes
-from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, num_sequences
-from fiddlex.models.registry import network_of
+from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, num_scored
 from fiddlex.models.task_sizes import example_fields
 from fiddlex.schedules.buffers import IN_TRANSIT, Sizes
 from fiddlex.schedules.placement import LayerPlacement
@@ -129,7 +128,6 @@ def scoring_memory(config: Config, placement: LayerPlacement, backend: Backend) 
     """The least that scoring a batch takes: weights, batch and, in `working`, the float32 logits of a microbatch."""
     weights = weight_bytes(config, placement.rows_per_rank, backend)
     columns = config.padded_vocab_size // config.mesh.vocab_shards
-    scored = num_sequences(config) * network_of(config).task.num_scored
     return Memory(
         weights=weights.master,
         optimizer=0,
@@ -139,7 +137,7 @@ def scoring_memory(config: Config, placement: LayerPlacement, backend: Backend) 
         stash=0,
         weight_stash=0,
         inboxes=0,
-        working=scored * columns * FLOAT32,
+        working=num_scored(config) * columns * FLOAT32,
         update=0,
         inputs=_batch(config),
     )

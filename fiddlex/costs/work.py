@@ -22,7 +22,7 @@ from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.hardware.chips import Chip
 from fiddlex.hardware.pieces import num_pieces
 from fiddlex.models import spec
-from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, WORD, DeviceArrays, num_sequences
+from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, WORD, DeviceArrays, num_scored
 from fiddlex.models.registry import network_of
 
 
@@ -178,7 +178,10 @@ class ExchangedWork(NamedTuple):
 
 
 def exchanged_work(config: Config, *, in_blocks: bool) -> tuple[ExchangedWork, ...]:
-    """The products of a layer by the exchanges beside which they run; products that share their input share one."""
+    """The products of a layer by the exchanges beside which they run; products that share their input share one.
+
+    A product that is not split over tensor ranks has none.
+    """
     sizes = _Sizes.of(config, in_blocks=in_blocks)
     groups: list[tuple[spec.Product, list[MatrixProduct]]] = []
     for operation, product in zip(sizes.network.products, map(sizes.in_pieces, sizes.products()), strict=True):
@@ -189,6 +192,7 @@ def exchanged_work(config: Config, *, in_blocks: bool) -> tuple[ExchangedWork, .
     return tuple(
         ExchangedWork(first.split == "outputs", Work(tuple(group)), Work(tuple(each.gradients[0] for each in group)))
         for first, group in groups
+        if first.split
     )
 
 
@@ -203,7 +207,7 @@ class EdgeWork(NamedTuple):
 def edge_work(config: Config, *, shards: int) -> EdgeWork:
     """The work of embedding and head, without label heads, which read one position of each sequence."""
     sizes, itemsize = _Sizes.of(config), ITEMSIZES[config.model.dtype]
-    scored = num_sequences(config) * sizes.network.task.num_scored
+    scored = num_scored(config)
     columns = -(-config.model.vocab_size // shards)
     products = [
         MatrixProduct(scored, each.inputs, columns if each.split == "vocab" else each.outputs)

@@ -9,9 +9,10 @@ import sys
 
 from fiddlex.errors import installation
 
-# With weights from the host on several replicas, libtpu 0.0.52 compiled hidden sizes of 64, 128, 192 and 256 for v5e,
-# and refused 32, 48, 96 and 160; with one replica it compiled 48 and 96 (2026-11-28).
-_STREAMED_WIDTH = 64
+# With weights from the host and ZeRO-1, libtpu 0.0.52 compiled for v5e on two replicas hidden sizes of 64, 128, 192 and
+# 256, and refused 32, 48, 96 and 160; on four it compiled 128 and 256, and refused 48, 64, 96 and 192. On one, and
+# without ZeRO-1, it compiled 48, and on data=2 × tensor=2 96 too (2026-11-28).
+_STREAMED_WIDTH = 32  # of a replica's part
 _CUDA_PLUGINS = "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"
 
 
@@ -30,13 +31,15 @@ def missing_compiler(topology: str) -> str:
     return ""
 
 
-def refused_width(platform: str, hidden_size: int, *, replicas: int) -> str:
+def refused_width(platform: str, hidden_size: int, *, replicas: int, zero1: bool) -> str:
     """Why a platform's compiler refuses a hidden size with weights from the host; empty: it does not."""
-    if platform != "tpu" or replicas == 1 or hidden_size % _STREAMED_WIDTH == 0:
+    width = _STREAMED_WIDTH * replicas
+    if platform != "tpu" or replicas == 1 or not zero1 or hidden_size % width == 0:
         return ""
     return (
-        f"With pipeline.weights_memory=host and mesh.data={replicas}, libtpu takes multiples of {_STREAMED_WIDTH} as "
-        f"model.hidden_size, and {hidden_size} is none: use one, or mesh.data=1, or pipeline.weights_memory=device."
+        f"With pipeline.weights_memory=host, optimizer.zero1=True and mesh.data={replicas}, libtpu takes multiples of "
+        f"{width} as model.hidden_size, and {hidden_size} is none: use one, or optimizer.zero1=False, or fewer "
+        "replicas, or pipeline.weights_memory=device."
     )
 
 

@@ -8,7 +8,7 @@ of XLA's own operations (`fiddlex.models.blocked_attention`).
 
 from typing import NamedTuple
 
-from fiddlex.config import ModelConfig
+from fiddlex.config import Config, ModelConfig
 
 CUDNN, SPLASH, BLOCKED = "cudnn", "splash", "blocked"
 CUDNN_CAPABILITY = 8  # the lowest major compute capability for which cuDNN has the kernel
@@ -32,13 +32,14 @@ class FlashKernel(NamedTuple):
         return f"attention runs without a flash kernel: {self.reason}"
 
 
-def flash_kernel(platform: str, model: ModelConfig, *, capability: int = 0, dropout: bool = False) -> FlashKernel:
+def flash_kernel(platform: str, config: Config, *, capability: int = 0, dropout: bool = False) -> FlashKernel:
     """The kernel in which a model's attention runs on a platform, as jax names it: `cpu`, `gpu` or `tpu`.
 
     `capability` is the major number of a GPU's CUDA compute capability; 0: it has none, or none is known. `dropout`
     says whether attention probabilities are dropped.
     """
     name = {"cpu": BLOCKED, "gpu": CUDNN, "tpu": SPLASH}.get(platform, "")
+    model = config.model
     reason = _obstacle(platform, model, capability)
     if not reason and dropout:
         reason = f"{name} drops no attention probabilities, and model.dropout={model.dropout:g}"

@@ -136,7 +136,7 @@ def _check_mesh(config: Config, num_devices: int) -> None:
     mesh = config.mesh
     if mesh.num_devices == num_devices:
         return
-    inner = mesh.pipe * mesh.tensor
+    inner = mesh.num_devices // mesh.data
     if num_devices % inner == 0:
         remedy = f"Set --config.mesh.data={num_devices // inner}, or --num_devices={mesh.num_devices}"
     else:

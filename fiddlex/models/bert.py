@@ -75,7 +75,7 @@ class BERT(Model):
         x_B1H = jnp.tanh(linear(head["pooler"], x_B1H))
         if context.dropout is not None:
             dropout = context.dropout.in_layer(jnp.int32(self.config.num_layers))
-            x_B1H = dropout.residual(x_B1H, POOLED_SITE, sequence_parallel=False)
+            x_B1H = dropout.residual(x_B1H, POOLED_SITE, ())
         x_BH = x_B1H[:, 0].astype(jnp.float32)  # so that close choices do not tie in half precision
         if "score" in head:
             return (x_BH @ head["score"].astype(jnp.float32)).reshape(len(batch["labels"]), -1)
@@ -83,7 +83,7 @@ class BERT(Model):
         return x_BH @ last["kernel"] + last["bias"]
 
     def _taken(self, weights: Weights, x_BTH: jax.Array, positions_BP: jax.Array, context: Context) -> jax.Array:
-        x_BPH = take_positions(x_BTH, positions_BP, sequence_parallel=context.sequence_parallel)
+        x_BPH = take_positions(x_BTH, positions_BP, context.sequence_axes)
         if "norm" not in weights["head"]:  # post-LN, in which the layers end with a norm
             return x_BPH
         return norm(weights["head"]["norm"], x_BPH, self.config.layer_norm_epsilon)
@@ -96,4 +96,4 @@ def _negative_log_likelihood(logits_EC: jax.Array, labels_E: jax.Array) -> jax.A
 
 def _same_everywhere(x: jax.Array, context: Context) -> jax.Array:
     """Marks `x`, which is equal on all tensor ranks, as replicated; sequence parallelism types it as varying."""
-    return lax.pmean(x, "tensor") if context.sequence_parallel else x
+    return lax.pmean(x, context.sequence_axes) if context.sequence_axes else x

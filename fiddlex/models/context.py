@@ -32,6 +32,15 @@ class Context:
     cache: LayerCache | None = None  # in incremental decoding, that of the layer
 
     @property
+    def sequence_axes(self) -> tuple[str, ...]:
+        """The mesh axes that cut the residual stream along the sequence."""
+        return ("tensor",) * self.sequence_parallel
+
+    def own_positions(self, length: int) -> jax.Array:
+        """Where each of `length` positions of queries and keys is in its segment or text, int32 [rows or 1, length]."""
+        return jnp.arange(length, dtype=jnp.int32)[None] if self.positions is None else self.positions
+
+    @property
     def positions(self) -> jax.Array | None:
         """Where each token is in its segment or text, int32 [rows, whole sequence]; None: 0, 1, … in each row."""
         if self.cache is not None:

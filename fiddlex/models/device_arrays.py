@@ -104,6 +104,11 @@ class DeviceArrays:
         return rows * MASK_ROW * (self.dropout and "masks" not in self.recompute)
 
 
+def num_scored(config: Config) -> int:
+    """Positions of a microbatch that a device scores."""
+    return num_sequences(config) * task_of(config).num_scored
+
+
 def num_sequences(config: Config) -> int:
     """Sequences in a microbatch, B."""
     return config.microbatch_size * task_of(config).num_sequences

@@ -44,10 +44,10 @@ class Dropout:
     def in_layer(self, layer: jax.Array) -> "Dropout":
         return dataclasses.replace(self, layer=layer)
 
-    def residual(self, x_BTH: jax.Array, site: int, *, sequence_parallel: bool) -> jax.Array:
-        """Drops elements of activations; with sequence parallelism `x_BTH` is a tensor rank's part of the sequence."""
+    def residual(self, x_BTH: jax.Array, site: int, axes: tuple[str, ...]) -> jax.Array:
+        """Drops elements of activations, of the part of the sequence that a rank of these mesh axes has."""
         length = x_BTH.shape[1]
-        first = first_position(length, sequence_parallel=sequence_parallel)
+        first = first_position(length, axes)
         return self._drop(x_BTH, site, first + jnp.arange(length))
 
     def attention(self, probabilities_BNQK: jax.Array) -> jax.Array:

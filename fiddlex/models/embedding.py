@@ -22,7 +22,7 @@ def embed(
     """
     x_BTH = embed_tokens(weights["tokens"], tokens_BS, sequence_parallel=context.sequence_parallel)
     length = x_BTH.shape[1]
-    first = first_position(length, sequence_parallel=context.sequence_parallel)
+    first = first_position(length, context.sequence_axes)
 
     def looked_up(name: str, ids_BS: jax.Array) -> jax.Array:
         # In float32, so that the backward pass sums the gradients of a row in float32.

@@ -19,7 +19,7 @@ from fiddlex.models.task_sizes import example_fields
 def kernel_on(mesh: Mesh, config: Config, *, dropout: bool) -> FlashKernel:
     """The kernel in which attention runs on a mesh's devices; `dropout`: whether probabilities are dropped."""
     platform = mesh.devices.flat[0].platform
-    return flash_kernel(platform, config.model, capability=compute_capability(mesh), dropout=dropout)
+    return flash_kernel(platform, config, capability=compute_capability(mesh), dropout=dropout)
 
 
 def make_kernel(config: Config, mesh: Mesh) -> AttentionKernel | None:

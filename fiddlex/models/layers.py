@@ -103,4 +103,4 @@ def transformer_layer(
 def dropped(x_BTH: jax.Array, site: int, context: Context) -> jax.Array:
     if context.dropout is None:
         return x_BTH
-    return context.dropout.residual(x_BTH, site, sequence_parallel=context.sequence_parallel)
+    return context.dropout.residual(x_BTH, site, context.sequence_axes)

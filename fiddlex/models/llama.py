@@ -6,7 +6,6 @@ Shape suffixes as in `fiddlex.models.layers`, and K this rank's heads of keys an
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from fiddlex.config import Config
@@ -52,9 +51,7 @@ class Llama(Decoder):
         q_BSND, k_BSKD, v_BSKD = map(biased, own, made)
         if self.config.qk_norm:
             q_BSND, k_BSKD = self._norm(weights["q_norm"], q_BSND), self._norm(weights["k_norm"], k_BSKD)
-        positions_BS = context.positions
-        if positions_BS is None:
-            positions_BS = jnp.arange(q_BSND.shape[1], dtype=jnp.int32)[None]
+        positions_BS = context.own_positions(q_BSND.shape[1])
         q_BSND, k_BSKD = (rotate(x, positions_BS, self._frequencies) for x in (q_BSND, k_BSKD))
         return row_parallel(weights["out"], given(attend(q_BSND, k_BSKD, v_BSKD, context)), context)
 

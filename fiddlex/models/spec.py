@@ -114,6 +114,15 @@ class Operation:
         """Bytes that a backward pass reads and writes to make an input, or masks, again (`pipeline.recompute`)."""
         return 0
 
+    def held(self, arrays: DeviceArrays) -> int:
+        """Elements that a backward pass holds besides what is saved; of attention, without those inside it."""
+        return 0
+
+    @property
+    def products(self) -> "tuple[Product, ...]":
+        """The products with weights that the operation consists of."""
+        return ()
+
 
 @dataclasses.dataclass(frozen=True)
 class Norm(Operation):
@@ -148,6 +157,10 @@ class Product(Operation):
     replicas: int = 1  # with the split "outputs": the number of tensor ranks that compute the same outputs
     # in a layer: the part of `pipeline.recompute` ("norms", "gelu") that makes the input again; "": it is always saved
     made_by: str = ""
+
+    @property
+    def products(self) -> "tuple[Product, ...]":
+        return (self,)
 
     def kernel(self, tensor: int) -> tuple[int, int]:
         """Inputs and outputs of the kernel that one of `tensor` tensor ranks has."""
@@ -221,6 +234,10 @@ class Activation(Operation):
     def moved(self, arrays: DeviceArrays) -> int:
         return (self.num_inputs + 1) * arrays.local(self.units)
 
+    def held(self, arrays: DeviceArrays) -> int:
+        """The gradients of output and inputs."""
+        return self.moved(arrays)
+
     def saved(self, arrays: DeviceArrays, before: Operation) -> list[Saved]:
         return self.num_inputs * [Saved(arrays.local(self.units), self.units // arrays.tensor, arrays.itemsize)]
 
@@ -281,4 +298,4 @@ class Network:
     @property
     def products(self) -> list[Product]:
         """The products of a layer, all branches one after another."""
-        return [each for each in self.operations if isinstance(each, Product)]
+        return [product for each in self.operations for product in each.products]

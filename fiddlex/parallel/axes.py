@@ -22,6 +22,7 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
     "token_types": (),
     "classes": (),
 }
+REPLICAS = ("data",)  # axes over which every compute weight is whole, and its gradients are summed
 
 
 def num_shards(axis: str | None, mesh: MeshConfig) -> int:

@@ -37,24 +37,24 @@ def leave_tensor_parallel(partial_BSH: jax.Array, *, sequence_parallel: bool) ->
     return lax.psum_scatter(partial_BSH, "tensor", scatter_dimension=SEQUENCE_DIMENSION, tiled=True)
 
 
-def first_position(length: int, *, sequence_parallel: bool) -> jax.Array | int:
+def first_position(length: int, axes: tuple[str, ...]) -> jax.Array | int:
     """The place in the whole sequence of the first of the `length` positions that a rank has of activations."""
-    return lax.axis_index("tensor") * length if sequence_parallel else 0
+    return lax.axis_index(axes[0] if len(axes) == 1 else axes) * length if axes else 0
 
 
-def take_positions(x_BTH: jax.Array, positions_BP: jax.Array, *, sequence_parallel: bool) -> jax.Array:
+def take_positions(x_BTH: jax.Array, positions_BP: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """Takes some positions of each sequence, int32 in the whole sequence, on every tensor rank; returns [B, P, H].
 
     With sequence parallelism the ranks exchange only these positions. The result then varies over `tensor`, as do the
     weights that multiply it (`as_varying`).
     """
-    if not sequence_parallel:
+    if not axes:
         return jnp.take_along_axis(x_BTH, positions_BP[..., None], axis=SEQUENCE_DIMENSION)
     length = x_BTH.shape[SEQUENCE_DIMENSION]
-    local_BP = positions_BP - first_position(length, sequence_parallel=True)
+    local_BP = positions_BP - first_position(length, axes)
     mine_BP1 = ((local_BP >= 0) & (local_BP < length))[..., None]
     rows_BPH = jnp.take_along_axis(x_BTH, jnp.where(mine_BP1, local_BP[..., None], 0), axis=SEQUENCE_DIMENSION)
-    return lax.pcast(lax.psum(jnp.where(mine_BP1, rows_BPH, 0), "tensor"), "tensor", to="varying")
+    return lax.pcast(lax.psum(jnp.where(mine_BP1, rows_BPH, 0), axes), axes, to="varying")
 
 
 def as_varying(tree: Any, specs: Any, axes: Any) -> Any:

@@ -49,7 +49,7 @@ def run_window(
 
     Returns:
       What is in flight after the step; the head's values of the step's own batch, [microbatch, …]; and its gradients.
-      `engine.reduce` has reduced those of the layers; those of embedding and head are this device's partial sums.
+      `engine.between` has reduced those of the layers; those of embedding and head are this device's partial sums.
     """
     spec, rank = engine.spec, lax.axis_index("pipe")
     engine = dataclasses.replace(engine, slots=in_flight.slots)

@@ -18,13 +18,14 @@ index is its number modulo the size of the stack. No code here depends on the na
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fiddlex.parallel.host_memory import fetched
 from fiddlex.pipeline import host_stash, stacks
 from fiddlex.pipeline.carry import Carry, PipelineWeights, after_fetch, after_spill, with_layers
 from fiddlex.pipeline.codec import Codec
@@ -58,6 +59,16 @@ class PipelineModel:
         return Stage(self.layer, self.cached_layer, recompute=self.recompute, tile=self.tile, codec=self.codec)
 
 
+class Between(NamedTuple):
+    """What happens to rows of layers, [row, …], between their turns."""
+
+    reduce: Callable[[Tree], Tree] = lambda grads: grads  # sums complete gradients over devices
+    fetch: Callable[[Tree], Tree] = fetched  # makes weights that wait elsewhere whole on the device
+
+
+NOTHING_BETWEEN = Between()
+
+
 @dataclasses.dataclass(frozen=True)
 class Engine:
     """Runs the ticks of one train step."""
@@ -73,7 +84,7 @@ class Engine:
     head_versions: Tree | None = None  # the versions of `outer` with which the head runs; None: those of `versions`
     slots: Renames | None = None  # the actual slot for each slot number in the table; None: the number itself
     cache: Cache | None = None
-    reduce: Callable[[Tree], Tree] = lambda grads: grads  # sums complete gradients of layers, [row, …], over devices
+    between: Between = NOTHING_BETWEEN
     fill: float = 0.0  # the output of idle slots, and the initial value of memory
 
     def start(self) -> Carry:
@@ -99,7 +110,7 @@ class Engine:
                 )
                 grads = PipelineWeights(outer_sums, sums)
                 if sizes.finished:
-                    reduced = self.reduce(weights.layers)
+                    reduced = self.between.reduce(weights.layers)
                     finished = jax.tree.map(functools.partial(stacks.zeros, size=sizes.finished), reduced)
         with jax.named_scope("stash"):  # both, since XLA may make arrays of one shape by one instruction
             stash, weight_stash = (
@@ -315,7 +326,7 @@ class Engine:
         def reduce_row(index: jax.Array, kept: tuple[Tree, jax.Array]) -> tuple[Tree, jax.Array]:
             finished, done = kept
             complete = ordered(jax.tree.map(lambda g: lax.dynamic_slice_in_dim(g, row + index, 1), sums))
-            return stacks.with_rows(finished, ordered(self.reduce(complete)), target + index), done + 1
+            return stacks.with_rows(finished, ordered(self.between.reduce(complete)), target + index), done + 1
 
         def empty_row(index: jax.Array, sums: Tree) -> Tree:
             return stacks.with_rows(sums, jax.tree.map(lambda g: jnp.zeros_like(g[:1]), sums), row + index)

@@ -3,7 +3,6 @@
 `engine` defines what a device does in a tick; `continuous` keeps the pipeline running from batch to batch.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fiddlex.pipeline.carry import Carry, PipelineWeights
-from fiddlex.pipeline.engine import Engine, PipelineModel
+from fiddlex.pipeline.engine import NOTHING_BETWEEN, Between, Engine, PipelineModel
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Cache
 from fiddlex.pipeline.streamed_weights import run_periods
@@ -33,7 +32,7 @@ def execute(
     scale: jax.Array | float = 1.0,
     fill: float = 0.0,
     stream: WeightStream | None = None,
-    reduce: Callable[[Tree], Tree] = lambda grads: grads,
+    between: Between = NOTHING_BETWEEN,
 ) -> tuple[jax.Array, PipelineWeights]:
     """Passes all microbatches of a batch through the model; to be called inside `shard_map`.
 
@@ -49,13 +48,13 @@ def execute(
       scale: multiplies the gradients.
       fill: what idle slots compute and memory holds at first. No result depends on it: tests fill with NaN.
       stream: when weights come from the host and gradients go there, if `weights.layers` are on the host.
-      reduce: sums complete gradients of layers, [row, …], over devices before they go to the host.
+      between: how rows of layers come, and what their gradients pass through before they go.
 
     Returns:
       The values of the head, [microbatch, …], and the float32 gradients of `scale` times the sum of these values, not
       yet reduced over devices. With `stream`, the gradients of layers are on the host, and reduced.
     """
-    settings: dict[str, Any] = {"scales": jnp.asarray(scale)[None], "fill": fill, "reduce": reduce}
+    settings: dict[str, Any] = {"scales": jnp.asarray(scale)[None], "fill": fill, "between": between}
     if stream is None:
         carry = _run(lowered, placement, model, weights, batch, **settings)
         return carry.values, jax.tree.map(lambda g: g[0], carry.grads)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fiddlex.parallel.host_memory import fetched, is_on_host, put_like
+from fiddlex.parallel.host_memory import is_on_host, put_like
 from fiddlex.pipeline import host_stash, stacks
 from fiddlex.pipeline.carry import Carry, PipelineWeights
 from fiddlex.pipeline.engine import Engine
@@ -52,7 +52,7 @@ def run_periods(engine: Engine, host: Tree, stream: WeightStream, table: np.ndar
       The state after the last tick, and the reduced gradients of all layers, [row, …], in the same memories.
     """
     rows_per_chunk, rank = engine.placement.rows_per_chunk, lax.axis_index("pipe")
-    chunk = _rows(host, 0, rows_per_chunk)
+    chunk = _rows(engine, host, 0, rows_per_chunk)
     weights = jax.tree.map(lambda w: jnp.concatenate([w, w]), chunk)
     carry = _with(engine, weights).start()
     gradients = _none_yet(host, carry, engine.placement.rows_per_rank) if engine.spec.trains else ()
@@ -60,7 +60,7 @@ def run_periods(engine: Engine, host: Tree, stream: WeightStream, table: np.ndar
     def period(index: Integer, streamed: _Streamed) -> _Streamed:
         load, store, shared, own = (lax.dynamic_index_in_dim(each, index, keepdims=False) for each in rows)
         carry, weights, gradients = streamed
-        arriving = _rows(host, load, stream.rows)
+        arriving = _rows(engine, host, load, stream.rows)
         if engine.spec.trains:
             gradients = _stored(gradients, carry, store, stream.rows)
         present = _with(engine, weights)
@@ -91,10 +91,10 @@ def _with(engine: Engine, weights: Tree) -> Engine:
 
 
 @jax.named_scope("load")
-def _rows(host: Tree, row: Integer, number: int) -> Tree:
+def _rows(engine: Engine, host: Tree, row: Integer, number: int) -> Tree:
     """Rows of arrays on the device, `number` from `row` on."""
     first = jnp.maximum(row, 0)
-    return fetched(jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, first, number), host))
+    return engine.between.fetch(jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, first, number), host))
 
 
 @jax.named_scope("load")

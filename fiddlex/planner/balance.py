@@ -51,7 +51,7 @@ def balance(config: Config, times: MicrobatchTimes, *, most_tried: int = MOST_TR
         return pipeline.batch_seconds(times.costs(LayerPlacement(ranks, cut)))
 
     # Weights that come from the host come in rows, padding included, and the pipeline is the one of this many rows.
-    most_layers = max(even) if config.pipeline.streams else config.model.num_layers
+    most_layers = max(even) if config.pipeline.by_chunk else config.model.num_layers
     tried = _tried(seconds, _starts(even), most_layers=most_layers, most_tried=most_tried)
     slowest = min(tried.values()) * (1 + ALIKE)
     as_fast = [cut for cut, time in tried.items() if time <= slowest]

@@ -97,7 +97,7 @@ class CostModel:
         self._config, self._topology, self._efficiency = config, topology, efficiency
         self._system, self._itemsize = system or System(), ITEMSIZES[config.model.dtype]
         self._backend = backend = backend_of(topology.compiler)
-        has_flash, self._in_blocks = bool(backend.flash_kernel(config.model).name), runs_in_blocks(backend.platform)
+        has_flash, self._in_blocks = bool(backend.flash_kernel(config).name), runs_in_blocks(backend.platform)
         self._flash = has_flash if self._system.flash is None else self._system.flash
         topology.chip.peak(config.model.dtype)
         uses_host = config.optimizer.offload or config.pipeline.spills

@@ -122,17 +122,8 @@ class Calibration(NamedTuple):
         replicas = {number: take(configs) for number, configs in self.replicas.items()}
         parts, config = fit_parts(base), base[0].config
         share = _forward_share(parts, Run(self.forward, forward_s))
-        entry = Entry(
-            model=config.model,
-            tensor=config.mesh.tensor,
-            sequence_parallel=config.mesh.sequence_parallel,
-            microbatch_size=config.microbatch_size,
-            recompute=config.pipeline.recompute,
-            forward_s=share * parts.layer,
-            backward_s=(1 - share) * parts.layer,
-            edges_s=parts.edges,
-            collective_matmul=config.mesh.collective_matmul,
-        )
+        forward_s, backward_s = share * parts.layer, (1 - share) * parts.layer
+        entry = Entry.of(config, forward_s=forward_s, backward_s=backward_s, edges_s=parts.edges)
         sharing, exchange = {1: 1.0}, {1: 0.0}
         for number, runs in sorted(replicas.items()):
             sharing[number], exchange[number] = _replicated(runs, base, parts, number, least=max(sharing.values()))

@@ -12,11 +12,12 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.families import family
+from fiddlex.config.overrides import replaced
 from fiddlex.config.sections import OUTERMOST_AXES
 from fiddlex.config.values.recompute import FULL, PARTS, written
 from fiddlex.config.values.stash import SAME
@@ -36,6 +37,10 @@ MOST_WAITING = 8  # largest number of ranks of a pipeline that waits for updates
 SEMANTICS = ("sync", "2bw")
 CHUNKS_TRIED = (1, 2, 3, 4)  # of a schedule without traits
 OBJECTIVES = ("time", "cost", "memory")
+# What of a config keeps less on the devices.
+OFFLOAD: dict[str, Any] = {"optimizer.offload": True}
+STREAM: dict[str, Any] = {"pipeline.weights_memory": "host"}
+SPILL: dict[str, Any] = {"pipeline.stash_memory": "host"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,24 +61,11 @@ class Problem:
     efficiency: float = EFFICIENCY  # share of the chip's peak that large products reach
 
     @property
-    def offloading(self) -> "Problem":
-        """The same problem with `optimizer.offload`."""
-        optimizer = dataclasses.replace(self.config.optimizer, offload=True)
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, optimizer=optimizer))
-
-    @property
-    def streaming(self) -> "Problem":
-        """The same problem with `optimizer.offload` and the layers' weights on hosts too."""
-        return self.offloading._with_pipeline(weights_memory="host")
-
-    @property
-    def all_on_hosts(self) -> "Problem":
-        """The same problem with all that can wait on hosts there: also the stash, and the layers' weights."""
-        return self.streaming._with_pipeline(stash_memory="host")
-
-    def _with_pipeline(self, **fields: Any) -> "Problem":
-        pipeline = dataclasses.replace(self.config.pipeline, **fields)
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, pipeline=pipeline))
+    def further(self) -> dict[str, "Problem"]:
+        """The same problem with less on the devices, where it allows that, by the text of what it sets besides."""
+        places = [OFFLOAD] * self.can_offload
+        places += [OFFLOAD | STREAM, OFFLOAD | STREAM | SPILL] * self.can_stream
+        return {set_text(each): dataclasses.replace(self, config=replaced(self.config, each)) for each in places}
 
     @property
     def can_offload(self) -> bool:
@@ -86,12 +78,12 @@ class Problem:
         config = self.config
         return self.can_offload and config.model.dtype != "float16" and not config.train.sample_tokens
 
-    @property
-    def refused_width(self) -> str:
-        """Why no layout of several replicas can have the layers' weights on the host; empty: some may, or need not."""
+    def refused_width(self, replicas: int) -> str:
+        """Why no layout of so many replicas can have the layers' weights on the host; empty: some may, or need not."""
         if not self.config.pipeline.streams:
             return ""
-        return refused_width(self.topology.platform, self.config.model.hidden_size, replicas=self.num_devices)
+        model, zero1 = self.config.model, self.config.optimizer.zero1
+        return refused_width(self.topology.platform, model.hidden_size, replicas=replicas, zero1=zero1)
 
     @property
     def host_limit(self) -> int:
@@ -164,14 +156,20 @@ def planned_prediction(config: Config, semantics: str) -> dict[str, Any]:
     return {"prediction": "extrapolate", "prediction_order": 2} if config.optimizer.decay_of_momentum else {}
 
 
+def set_text(fields: Mapping[str, Any]) -> str:
+    """Fields and their values in words, as in `optimizer.offload=True with pipeline.weights_memory=host`."""
+    first, *others = (f"{path}={value}" for path, value in fields.items())
+    return f"{first} with {' and '.join(others)}" if others else first
+
+
 def layouts(problem: Problem) -> Iterator[Layout]:
     """All layouts of the space, from the divisors of the devices, the heads and the batch."""
     batch = problem.config.data.global_batch_size
-    flash = backend_of(problem.topology.compiler).flash_kernel(problem.config.model).name
+    flash = backend_of(problem.topology.compiler).flash_kernel(problem.config).name
     modes = recompute_choices(problem.config, flash=bool(flash))
     variant = functools.cache(dataclasses.replace)  # gives equal meshes as one object, which caches find fastest
     for sizes in meshes(problem):
-        parallel = (False, True) if splits_sequence(problem, sizes.tensor) else (False,)
+        parallel = (False, True) if splits_sequence(problem, sizes) else (False,)
         orders = outermost_axes(problem, sizes)
         for number, sequence in itertools.product(_divisors(batch // sizes.data), parallel):
             matmuls = matmul_choices(problem, sequence, sizes.tensor, batch // sizes.data // number)
@@ -187,14 +185,13 @@ def layouts(problem: Problem) -> Iterator[Layout]:
 def meshes(problem: Problem) -> Iterator[MeshConfig]:
     """All meshes that the model can be cut for, without sequence parallelism and with `data` outermost."""
     model, batch = problem.config.model, problem.config.data.global_batch_size
-    one_replica = bool(problem.refused_width)
     for devices in _numbers_of_devices(problem):
         for tensor in _divisors(math.gcd(math.gcd(model.num_heads, model.mlp_size), devices)):
             if model.kv_heads % tensor and tensor % model.kv_heads:
                 continue
             for pipe in _divisors(devices // tensor):
                 data = devices // tensor // pipe
-                if pipe <= model.num_layers and batch % data == 0 and not (one_replica and data > 1):
+                if pipe <= model.num_layers and batch % data == 0 and not problem.refused_width(data):
                     yield MeshConfig(data=data, pipe=pipe, tensor=tensor)
 
 
@@ -224,7 +221,7 @@ def schedules(problem: Problem) -> Iterator[tuple[str, Traits]]:
     Those in which weights can come from the host are searched only if `pipeline.weights_memory` asks for that, and then
     no others.
     """
-    streams = problem.config.pipeline.streams
+    streams = problem.config.pipeline.by_chunk
     if not problem.schedules:
         for name, generator in GENERATORS.items():
             traits = traits_of(generator)
@@ -263,10 +260,10 @@ def outermost_axes(problem: Problem, mesh: MeshConfig) -> tuple[str, ...]:
     return OUTERMOST_AXES[:1] if one_link or alone else OUTERMOST_AXES
 
 
-def splits_sequence(problem: Problem, tensor: int) -> bool:
-    """Whether `tensor` ranks can have sequence parallelism."""
+def splits_sequence(problem: Problem, mesh: MeshConfig) -> bool:
+    """Whether the tensor ranks of a mesh can have sequence parallelism."""
     model = problem.config.model
-    return tensor > 1 and model.seq_len % tensor == 0 and family(model.family).sequence_parallel
+    return mesh.tensor > 1 and model.seq_len % mesh.tensor == 0 and family(model.family).sequence_parallel
 
 
 def matmul_choices(problem: Problem, sequence_parallel: bool, tensor: int, examples: int) -> tuple[bool, ...]:

@@ -36,12 +36,12 @@ def least_bytes(problem: Problem) -> int:
     backend, batch = backend_of(problem.topology.compiler), problem.config.data.global_batch_size
     least = []
     for sizes in meshes(problem):
-        mesh = dataclasses.replace(sizes, sequence_parallel=splits_sequence(problem, sizes.tensor))
+        mesh = dataclasses.replace(sizes, sequence_parallel=splits_sequence(problem, sizes))
         config = Layout(mesh, "1f1b", 1, batch // mesh.data, "sync", FULL).applied(problem.config)
         rows = -(-config.model.num_layers // mesh.pipe)
         weights, layer = weight_bytes(config, rows, backend), LayerMemory.of(config, backend)
         # of the device's layers, or of one layer where they wait on the host
-        gradients = weights.outer + weights.layers // (rows if config.pipeline.streams else 1)
+        gradients = weights.outer + weights.layers // (rows if config.pipeline.by_chunk else 1)
         # three values of an example's residual stream: from the stage before, from the stage behind, and what goes out
         least.append(weights.master + weights.optimizer + gradients + 3 * layer.input)
     return min(least, default=0)
@@ -125,12 +125,7 @@ def _remedies(problem: Problem, need: int) -> Iterator[str]:
         "optimizer.zero1=True": with_optimizer(zero1=True),
         "optimizer.name=adafactor": with_optimizer(name="adafactor"),
     }
-    if problem.can_offload:
-        others["optimizer.offload=True"] = problem.offloading
-    if problem.can_stream:
-        fields = "optimizer.offload=True", "pipeline.weights_memory=host", "pipeline.stash_memory=host"
-        others[f"{fields[0]} with {fields[1]}"] = problem.streaming
-        others[f"{fields[0]} with {fields[1]} and {fields[2]}"] = problem.all_on_hosts
+    others |= problem.further
     if "sync" not in problem.semantics:
         flushed = dataclasses.replace(problem, semantics=(*problem.semantics, "sync"))
         if _fits(flushed):

@@ -59,7 +59,7 @@ def predict(config: Config, model: StepModel) -> Prediction:
     pipeline, m = pipeline_of(config), config.pipeline.num_microbatches
     times = model.microbatch(config.mesh, num_microbatches=m, recompute=config.pipeline.recompute)
     rows = pipeline.placement.rows_per_rank
-    number, streamed_rows = device_parameters(config, rows), rows * config.pipeline.streams
+    number, streamed_rows = device_parameters(config, rows), rows * config.pipeline.by_chunk
     step = model.step(config.mesh, num_parameters=number, streamed_rows=streamed_rows)
     return Prediction(pipeline.batch_seconds(times.costs(pipeline.placement)), step)
 
@@ -131,7 +131,7 @@ def pipeline_of(config: Config) -> _Short | _Whole:
     if fills_pairs(schedule) != shares_ticks(shape):  # `pipeline.order` asks for another order than the generator's
         return _Whole(resolve(config))
     placement = place_layers(stage_ranks(shape), config.model.num_layers, pipeline.layers_per_stage)
-    if pipeline.streams:
+    if pipeline.by_chunk:
         stream_of(config, lower(schedule), placement)  # raises if there is none
         shape = shape._replace(streamed=placement.rows_per_chunk)
     return _Short(shape, placement)

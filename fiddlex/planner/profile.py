@@ -68,6 +68,22 @@ class Entry:
         model = dataclasses.replace(self.model, num_layers=1)
         return model, self.mesh, self.microbatch_size, written(recomputed(self.recompute))
 
+    @classmethod
+    def of(cls, config: Config, *, forward_s: float, backward_s: float, edges_s: float) -> "Entry":
+        """The entry of a config's shape."""
+        mesh = config.mesh
+        return cls(
+            model=config.model,
+            tensor=mesh.tensor,
+            sequence_parallel=mesh.sequence_parallel,
+            microbatch_size=config.microbatch_size,
+            recompute=config.pipeline.recompute,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            edges_s=edges_s,
+            collective_matmul=mesh.collective_matmul,
+        )
+
     @property
     def mesh(self) -> MeshConfig:
         return MeshConfig(
@@ -164,10 +180,21 @@ class ProfiledCostModel:
     It ignores the mesh of the config and, of its pipeline, all but the stash.
 
     Raises:
-      ConfigError: when the profile has no entry of the model's dtype.
+      ConfigError: when the profile has no entry of the model's dtype, or something of the config waits on the host.
     """
 
     def __init__(self, config: Config, profile: Profile):
+        pipeline = config.pipeline
+        on_host = {
+            "optimizer.offload=True": config.optimizer.offload,
+            "pipeline.stash_memory=host": pipeline.spills,
+            f"pipeline.weights_memory={pipeline.weights_memory}": pipeline.by_chunk,
+        }
+        if told := [name for name, waits in on_host.items() if waits]:
+            raise ConfigError(
+                f"{' and '.join(told)}: a profile has no times of copies to and from the host. Name a topology in "
+                "place of the profile, or leave everything on the devices."
+            )
         self._config, self._profile = config, profile
         self._entries = [entry for entry in profile.entries if entry.model.dtype == config.model.dtype]
         if not self._entries:
@@ -213,7 +240,7 @@ class ProfiledCostModel:
 
     def step(self, mesh: MeshConfig, *, num_parameters: float, streamed_rows: int = 0) -> StepTimes:
         """The times of a step outside the pipeline; the time of the update includes `Profile.fixed_s`."""
-        del streamed_rows  # a profile has no times of copies to and from the host
+        del streamed_rows  # none are streamed, see `__init__`
         profile, optimizer = self._profile, self._config.optimizer
         mine = num_parameters / (mesh.data if optimizer.zero1 else 1)
         others = self._slower(mesh.num_devices) / self._slower(mesh.data)

@@ -19,6 +19,7 @@ from fiddlex.simulate.timeline import BUBBLE
 from fiddlex.terminal.readable import counted, gib, readable_size, readable_time
 
 GIB = 2**30
+PLACES = ("stash_memory", "weights_memory")  # fields of the pipeline that say where something waits
 
 
 def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
@@ -41,7 +42,7 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
         f"Communication that nothing hides, of a step: {exposed}.",
         f"Bubble, without such communication: {best.bubble:.1%} ({BUBBLE}).",
     ]
-    kernel = backend_of(problem.topology.compiler).flash_kernel(problem.config.model)
+    kernel = backend_of(problem.topology.compiler).flash_kernel(best.config)
     lines.append(f"In all plans {kernel}.")
     lines += _links_text(problem, best)
     lines += _host_text(problem, best)
@@ -114,11 +115,8 @@ def further_text(asked: Problem, solved: Problem) -> str:
     """What the plans set that `search_further` found for `solved`, since no layout fits `asked`."""
     before, after = asked.config, solved.config
     limit, offloads = readable_size(asked.limit), after.optimizer.offload and not before.optimizer.offload
-    moves = {
-        "pipeline.stash_memory=host": after.pipeline.spills and not before.pipeline.spills,
-        "pipeline.weights_memory=host": after.pipeline.streams and not before.pipeline.streams,
-    }
-    moved = [name for name, moves_there in moves.items() if moves_there]
+    pairs = {name: (getattr(before.pipeline, name), getattr(after.pipeline, name)) for name in PLACES}
+    moved = [f"pipeline.{name}={new}" for name, (old, new) in pairs.items() if new != old]
     if not moved:
         return f"No layout fits {limit} a device without optimizer.offload. These plans set it."
     if not offloads:

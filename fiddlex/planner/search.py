@@ -123,10 +123,8 @@ def search_further(problem: Problem, *, keep: int = 5) -> tuple[Problem, Found]:
 
 def further_problems(problem: Problem) -> Iterator[Problem]:
     """The problem with more on the hosts, first with `optimizer.offload`, where that has layouts."""
-    possible = [problem.offloading] * problem.can_offload
-    possible += [problem.streaming, problem.all_on_hosts] * problem.can_stream
     seen = [problem.config]
-    for further in possible:
+    for further in problem.further.values():
         if further.config not in seen and any(layouts(further)):
             seen.append(further.config)
             yield further
@@ -194,9 +192,9 @@ class _Space:
     def shape(self, layout: Layout) -> Shape:
         """The shape of a layout's pipeline, with what waits on the host."""
         pipeline = self.problem.config.pipeline
-        if not (pipeline.spills or pipeline.streams):
+        if not (pipeline.spills or pipeline.by_chunk):
             return layout.shape
-        streamed = self.cut(layout).placement.rows_per_chunk * pipeline.streams
+        streamed = self.cut(layout).placement.rows_per_chunk * pipeline.by_chunk
         return layout.shape._replace(spills=pipeline.spills, streamed=streamed)
 
     def cut(self, layout: Layout) -> Cut:
@@ -233,7 +231,7 @@ class _Space:
 
         @functools.cache
         def step(rows: int, semantics: str) -> StepTimes:
-            streamed_rows = rows * config.pipeline.streams
+            streamed_rows = rows * config.pipeline.by_chunk
             number = device_parameters(config, rows)
             return self._models[semantics].step(mesh, num_parameters=number, streamed_rows=streamed_rows)
 
@@ -246,7 +244,7 @@ def _check_streams(problem: Problem) -> None:
         return
     if layout := next(layouts(problem), None):
         layout.applied(problem.config).validate()
-    elif refused := problem.refused_width:
+    elif refused := problem.refused_width(problem.num_devices):
         raise ConfigError(refused)
 
 
@@ -275,11 +273,12 @@ def _uncuttable(problem: Problem) -> str:
             f"semantics {', '.join(problem.semantics)} alone: these need at least two ranks and as many "
             "microbatches as ranks. Allow sync too (--semantics)."
         )
-    if problem.config.pipeline.streams:
+    if problem.config.pipeline.by_chunk:
         return (
-            f"pipeline.weights_memory=host with model.num_layers={model.num_layers}, {problem.num_devices} devices and "
-            f"data.global_batch_size={batch}: no mesh has {FEWEST_CHUNKS} stages or more on each rank, a "
-            "layer in each. Use another number of devices, or pipeline.weights_memory=device."
+            f"pipeline.weights_memory={problem.config.pipeline.weights_memory} with model.num_layers="
+            f"{model.num_layers}, {problem.num_devices} devices and data.global_batch_size={batch}: no mesh has "
+            f"{FEWEST_CHUNKS} stages or more on each rank, a layer in each. Use another number of devices, or "
+            "pipeline.weights_memory=device."
         )
     return (
         f"{problem.num_devices} devices cannot be a mesh for model.num_heads={model.num_heads}, model.num_layers="

@@ -63,7 +63,7 @@ def resolve(config: Config) -> Pipeline:
         longer = None if is_table else functools.partial(schedule_of, config)
         windows = {name: _unrolled(config, schedule, name, s, longer) for name, s in all_semantics.items()}
     lowered = lower(schedule, spills=pipeline.spills)
-    stream = stream_of(config, lowered, placement) if pipeline.streams else None
+    stream = stream_of(config, lowered, placement) if pipeline.by_chunk else None
     return Pipeline(lowered, placement, phases, windows, stream)
 
 
@@ -93,8 +93,8 @@ def stream_of(config: Config, lowered: Lowered, placement: LayerPlacement) -> We
     except ScheduleError as error:
         pipeline = config.pipeline
         raise ConfigError(
-            f"pipeline.weights_memory=host with pipeline.schedule={pipeline.schedule} and pipeline.num_chunks="
-            f"{pipeline.num_chunks}: {error}"
+            f"pipeline.weights_memory={pipeline.weights_memory} with pipeline.schedule={pipeline.schedule} and "
+            f"pipeline.num_chunks={pipeline.num_chunks}: {error}"
         ) from error
 
 

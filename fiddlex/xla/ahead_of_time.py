@@ -199,7 +199,7 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
         or {"sync": lowered.num_ticks},
         "stash_slots": lowered.stash_slots,
         "host_stash_slots": lowered.host_stash_slots,
-        "weights_on_hosts": pipeline.stream and pipeline.stream.held_text(lowered.schedule.num_chunks),
+        "chunks_held": pipeline.stream and pipeline.stream.held_text(lowered.schedule.num_chunks),
         "unused": unused_fields(
             config, host_stash_slots=pipeline.spec.sizes.slots.host_stash, has_whole=pipeline.spec.has_whole
         ),

@@ -21,7 +21,7 @@ def report_text(facts: dict[str, Any], config: Config, devices: str) -> str:
     """The report for people; `devices` describes the mesh."""
     semantics, slots = facts["semantics"].items(), facts["host_stash_slots"]
     on_host = f" and {slots} more on its host" if slots else ""
-    streamed = f", {facts['weights_on_hosts']}" if facts["weights_on_hosts"] else ""
+    streamed = f", {facts['chunks_held']}" if facts["chunks_held"] else ""
     going_on = "".join(f"{name}: {ticks:g} ticks a batch\n" for name, ticks in semantics if name != "sync")
     libtpu = facts["libtpu_version"]
     note = other_libtpu(libtpu, facts["libtpu_version_named_by_jax"]) if libtpu else ""

@@ -53,7 +53,7 @@ def test_an_unknown_one_has_no_flash_kernel(compiler: Compiler | None) -> None:
 def test_which_models_run_in_a_kernel(changes: dict[str, object], on_gpus: bool, on_tpus: bool) -> None:
     model = dataclasses.replace(MODEL, **changes)  # type: ignore[arg-type]
     for backend, name, runs in ((GPU, "cudnn", on_gpus), (TPU, "splash", on_tpus)):
-        found = backend.flash_kernel(model)
+        found = backend.flash_kernel(Config(model=model))
         assert found.name == (name if runs else "")
         assert bool(found.reason) != runs
 
@@ -61,17 +61,17 @@ def test_which_models_run_in_a_kernel(changes: dict[str, object], on_gpus: bool,
 @pytest.mark.parametrize(("size", "capability", "runs"), [(256, 8, False), (256, 9, True), (264, 9, False)])
 def test_wide_heads_run_in_the_kernel_of_newer_gpus(size: int, capability: int, runs: bool) -> None:
     model = dataclasses.replace(MODEL, hidden_size=size, num_heads=1)
-    found = dataclasses.replace(GPU, capability=capability).flash_kernel(model)
+    found = dataclasses.replace(GPU, capability=capability).flash_kernel(Config(model=model))
     assert bool(found.name) == runs
     assert runs or f"the model's are {size} wide" in str(found)
 
 
 def test_the_reason_for_no_kernel_is_told() -> None:
-    model = dataclasses.replace(MODEL, seq_len=1000)
-    assert str(TPU.flash_kernel(model)) == (
+    config = Config(model=dataclasses.replace(MODEL, seq_len=1000))
+    assert str(TPU.flash_kernel(config)) == (
         "attention runs without a flash kernel: splash takes model.seq_len in multiples of 128; it is 1000"
     )
-    assert str(GPU.flash_kernel(model)) == "attention runs in the flash kernel cudnn"
+    assert str(GPU.flash_kernel(config)) == "attention runs in the flash kernel cudnn"
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective"])

@@ -159,7 +159,7 @@ def test_the_stash_of_the_kernel_of_tpus_is_counted_exactly(monkeypatch: pytest.
     config.pipeline.num_microbatches, config.data.global_batch_size = 4, 16
     program = make_program(config)
     memory = needed_memory(program.config, TPU)
-    assert TPU.flash_kernel(config.model).name
+    assert TPU.flash_kernel(config).name
     assert memory.stash == local_bytes(program.abstract_state.pipeline.in_flight.carry.stash)
 
 

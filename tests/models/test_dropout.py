@@ -18,7 +18,7 @@ def masks(site: int, layer: int, *, step: int = 0, seed: int = 0, rate: float = 
     def draw() -> jax.Array:
         keys = example_keys(jax.random.key(seed), jnp.int32(step), jnp.arange(4))
         ones = jnp.ones((4, 64 // tensor, 96))
-        return Dropout(rate, keys, layer).residual(ones, site, sequence_parallel=tensor > 1)
+        return Dropout(rate, keys, layer).residual(ones, site, ("tensor",) * (tensor > 1))
 
     mesh = make_mesh(MeshConfig(tensor=tensor))
     return np.asarray(jax.shard_map(draw, mesh=mesh, in_specs=(), out_specs=P(None, "tensor"))())
@@ -68,7 +68,7 @@ def test_masks_read_from_bits_are_those_drawn_again(shape: tuple[int, ...]) -> N
     def both(x: jax.Array, redraws: bool) -> tuple[jax.Array, jax.Array]:
         keys = example_keys(jax.random.key(0), jnp.int32(0), jnp.arange(shape[0]))
         drop, x = Dropout(0.25, keys, redraws=redraws), jax.lax.pcast(x, "tensor", to="varying")
-        draw = drop.attention if x.ndim == 4 else functools.partial(drop.residual, site=1, sequence_parallel=False)
+        draw = drop.attention if x.ndim == 4 else functools.partial(drop.residual, site=1, axes=())
         y, pull = jax.vjp(draw, x)
         return jax.lax.pmean((y, pull(jnp.full_like(y, 3.0))[0]), "tensor")
 

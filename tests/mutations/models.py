@@ -57,7 +57,7 @@ MUTATIONS = (
     Mutation(
         "dropout-alike-in-all-parts-of-a-sequence",
         DROPOUT,
-        old="first = first_position(length, sequence_parallel=sequence_parallel)",
+        old="first = first_position(length, axes)",
         new="first = 0",
         tests=("tests/models/test_dropout.py::test_cutting_the_sequence_changes_no_mask",),
     ),
@@ -282,7 +282,7 @@ MUTATIONS = (
     Mutation(
         "masked-positions-of-the-first-tensor-rank-alone",
         COLLECTIVES,
-        old="local_BP = positions_BP - first_position(length, sequence_parallel=True)",
+        old="local_BP = positions_BP - first_position(length, axes)",
         new="local_BP = positions_BP",
         tests=(BERT,),
     ),

@@ -25,7 +25,7 @@ MUTATIONS = (
     Mutation(
         "rows-from-the-host-not-counted",
         "fiddlex/planner/balance.py",
-        old="max(even) if config.pipeline.streams else config.model.num_layers",
+        old="max(even) if config.pipeline.by_chunk else config.model.num_layers",
         new="config.model.num_layers",
         tests=("tests/planner/test_balance.py::test_weights_that_come_from_the_host_rule_out_larger_stages",),
     ),
@@ -206,7 +206,7 @@ MUTATIONS = (
     Mutation(
         "bound-of-memory-has-all-layers-that-wait-on-the-host",
         "fiddlex/planner/no_plan.py",
-        old="weights.layers // (rows if config.pipeline.streams else 1)",
+        old="weights.layers // (rows if config.pipeline.by_chunk else 1)",
         new="2 * weights.layers",
         tests=("tests/planner/test_search.py::test_it_finds_what_looking_at_every_layout_finds",),
     ),

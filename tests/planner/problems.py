@@ -3,8 +3,9 @@
 import dataclasses
 
 from fiddlex.config import Config, ModelConfig
+from fiddlex.config.overrides import replaced
 from fiddlex.hardware.topology import load_topology
-from fiddlex.planner.layouts import Problem
+from fiddlex.planner.layouts import OFFLOAD, SPILL, STREAM, Problem
 
 
 def a_problem(*, num_devices=8, layers=4, heads=4, batch=16, **changes):
@@ -19,3 +20,15 @@ def servers_of(number, name="a100_80"):
     topology = load_topology(name)
     inner, outer = topology.links
     return dataclasses.replace(topology, links=(dataclasses.replace(inner, devices=number), outer))
+
+
+def offloading(problem):
+    return dataclasses.replace(problem, config=replaced(problem.config, OFFLOAD))
+
+
+def streaming(problem):
+    return dataclasses.replace(problem, config=replaced(problem.config, OFFLOAD | STREAM))
+
+
+def all_on_hosts(problem):
+    return dataclasses.replace(problem, config=replaced(problem.config, OFFLOAD | STREAM | SPILL))

@@ -19,7 +19,7 @@ from fiddlex.planner.search import Found, _Space, evaluate, search
 from fiddlex.schedules.resolve import resolve
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.timeline import BUBBLE
-from tests.planner.problems import a_problem, servers_of
+from tests.planner.problems import a_problem, servers_of, streaming
 
 
 @settings(max_examples=settings.default.max_examples // 3)
@@ -51,7 +51,7 @@ def test_it_finds_what_looking_at_every_layout_finds(
         semantics=semantics,
         topology=topology,
     )
-    problem = problem.streaming if kind else problem
+    problem = streaming(problem) if kind else problem
     every = [evaluate(problem, layout) for layout in layouts(problem)]
     if not every:
         with pytest.raises(ConfigError, match="no mesh has 3 stages" if kind else "cannot be a mesh"):
@@ -81,7 +81,7 @@ def test_it_finds_what_looking_at_every_layout_finds(
 )
 def test_no_layout_takes_less_than_its_bound(layers, per_server, name, kind):
     problem = a_problem(layers=layers, topology=servers_of(per_server, name))
-    problem = problem.streaming if kind else problem
+    problem = streaming(problem) if kind else problem
     entries = list(_Space(problem).entries())
     assert [entry.layout for entry in entries] == list(layouts(problem))
     for (least, _), layout in entries:
@@ -99,7 +99,7 @@ def test_no_layout_takes_less_than_its_bound(layers, per_server, name, kind):
 def test_every_layout_is_a_config_that_validates(semantics, num_devices, batch, name, streams):
     topology = load_topology(name)
     problem = a_problem(num_devices=num_devices, layers=13, batch=batch, semantics=(semantics,), topology=topology)
-    problem = problem.streaming if streams and semantics == "sync" else problem
+    problem = streaming(problem) if streams and semantics == "sync" else problem
     seen = set()
     for layout in layouts(problem):
         assert layout.applied(problem.config).validate().mesh.num_devices == num_devices

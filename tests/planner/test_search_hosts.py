@@ -23,7 +23,7 @@ from fiddlex.schedules.placement import place_layers
 from fiddlex.schedules.resolve import resolve
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.terminal.readable import gib, readable_time
-from tests.planner.problems import a_problem
+from tests.planner.problems import a_problem, all_on_hosts, offloading, streaming
 
 
 def test_the_optimizer_goes_to_the_host_only_where_no_layout_fits_otherwise():
@@ -94,33 +94,36 @@ def test_as_much_goes_to_the_host_as_it_takes(monkeypatch, peaks, told):
         assert plan.config.pipeline.spills == (streamed == 5)
 
 
-@pytest.mark.parametrize(("hidden", "replicas"), [(96, {1}), (128, {1, 2, 4})])
-def test_plans_with_weights_on_hosts_have_several_replicas_only_where_the_compiler_takes_them(hidden, replicas):
+@pytest.mark.parametrize(
+    ("hidden", "zero1", "replicas"),
+    [(96, True, {1}), (64, True, {1, 2}), (128, True, {1, 2, 4}), (96, False, {1, 2, 4})],
+)
+def test_plans_with_weights_on_hosts_have_several_replicas_only_where_the_compiler_takes_them(hidden, zero1, replicas):
     problem = a_problem(num_devices=4, layers=12, topology=load_topology("tpu_v5e"))
-    problem.config.model.hidden_size, problem.config.model.num_heads = hidden, 4
+    problem.config.model.hidden_size, problem.config.optimizer.zero1 = hidden, zero1
     assert any(each.config.pipeline.streams for each in further_problems(problem))
-    assert {layout.mesh.data for layout in layouts(problem.streaming)} == replicas
+    assert {layout.mesh.data for layout in layouts(streaming(problem))} == replicas
     assert {layout.mesh.data for layout in layouts(problem)} == {1, 2, 4}
-    assert all(plan.layout.mesh.data in replicas for plan in search(problem.streaming).plans)
+    assert all(plan.layout.mesh.data in replicas for plan in search(streaming(problem)).plans)
 
 
 def test_where_the_compiler_takes_none_of_the_layouts_with_weights_on_hosts_its_rule_is_told():
     problem = a_problem(num_devices=4, layers=3, heads=1, topology=load_topology("tpu_v5e"))
     problem.config.model.hidden_size = 96
-    with pytest.raises(ConfigError, match=r"libtpu takes multiples of 64 as model\.hidden_size, and 96 is none"):
-        search(problem.streaming)
+    with pytest.raises(ConfigError, match=r"libtpu takes multiples of 128 as model\.hidden_size, and 96 is none"):
+        search(streaming(problem))
 
 
 def test_a_model_fits_with_its_layers_on_the_host_alone():
     problem = a_problem(num_devices=1, layers=12)
     here, offloaded, streamed = (
         search(dataclasses.replace(each, objective="memory"), keep=1).plans[0].memory
-        for each in (problem, problem.offloading, problem.streaming)
+        for each in (problem, offloading(problem), streaming(problem))
     )
     assert here.peak > 2 * offloaded.peak > 4 * streamed.peak
     small = dataclasses.replace(problem, memory_bytes=2 * streamed.peak)
     solved, found = search_further(small)
-    assert solved == small.streaming
+    assert solved == streaming(small)
     best = found.plans[0]
     assert best.memory.peak <= 2 * streamed.peak
     assert best.memory.of_host > offloaded.of_host
@@ -131,12 +134,12 @@ def test_a_model_fits_with_its_layers_on_the_host_alone():
 def test_a_config_with_something_on_the_host_keeps_it_there(monkeypatch):
     fake_memory(monkeypatch, here=5, offloaded=5, streamed=5, spilled=3)
     problem = a_problem(num_devices=2, layers=6, memory_bytes=4 * 2**30)
-    assert search(problem.all_on_hosts).plans == search_further(problem.all_on_hosts)[1].plans != []
-    solved, found = search_further(problem.offloading)
-    assert found.plans == search(problem.all_on_hosts).plans
+    assert search(all_on_hosts(problem)).plans == search_further(all_on_hosts(problem))[1].plans != []
+    solved, found = search_further(offloading(problem))
+    assert found.plans == search(all_on_hosts(problem)).plans
     both = "pipeline.stash_memory=host and pipeline.weights_memory=host"
     told = f"No layout fits 4.00 GiB a device without {both}. These plans set both."
-    assert further_text(problem.offloading, solved) == told
+    assert further_text(offloading(problem), solved) == told
     alone = dataclasses.replace(problem, config=dataclasses.replace(problem.config, pipeline=solved.config.pipeline))
     with pytest.raises(ConfigError, match=r"pipeline\.weights_memory=host with optimizer\.offload=False"):
         search_further(alone)
@@ -163,11 +166,11 @@ def test_weights_go_to_the_host_only_where_they_can(monkeypatch):
         "What would help: none of up to 2 times the devices is enough; sync among --semantics, which is enough" in told
     )
     with pytest.raises(ConfigError, match="no mesh has 3 stages or more"):
-        search(few.streaming)
+        search(streaming(few))
 
 
 def test_layers_on_the_host_are_searched_in_all_their_numbers_of_chunks():
-    space = list(layouts(a_problem(num_devices=4, layers=12).streaming))
+    space = list(layouts(streaming(a_problem(num_devices=4, layers=12))))
     assert {(layout.mesh.pipe, layout.chunks) for layout in space} == {
         *[(1, chunks) for chunks in (3, 4, 5, 6, 8, 10, 12)],
         *[(2, chunks) for chunks in (3, 4, 5, 6)],
@@ -181,7 +184,7 @@ def test_layers_on_the_host_are_searched_in_all_their_numbers_of_chunks():
 def test_a_plan_counts_the_copies_that_nothing_hides(bandwidth):
     problem = a_problem(num_devices=4, layers=13, batch=32)
     host = dataclasses.replace(problem.topology.host, bandwidth=bandwidth)
-    problem = dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=host)).all_on_hosts
+    problem = all_on_hosts(dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=host)))
     layout = Layout(MeshConfig(2, 2), "breadth_first", 4, 8, "sync", "norms")
     plan = evaluate(problem, layout)
     pipeline, costs = resolve(plan.config.validate()), plan.times.costs(place_layers((0, 1) * 4, 13))
@@ -228,8 +231,8 @@ def test_text_tells_how_long_a_copy_of_the_stash_takes():
 
 def test_the_update_from_the_host_takes_what_its_link_takes():
     problem = a_problem(num_devices=1)
-    layout = next(layouts(problem.offloading))
-    here, there = (evaluate(each, layout) for each in (problem, problem.offloading))
+    layout = next(layouts(offloading(problem)))
+    here, there = (evaluate(each, layout) for each in (problem, offloading(problem)))
     weights = num_parameters(problem.config)
     assert here.memory.of_host == 0
     assert there.memory.peak < here.memory.peak
@@ -239,7 +242,7 @@ def test_the_update_from_the_host_takes_what_its_link_takes():
 
 
 def test_a_host_that_is_too_small_is_told():
-    problem = a_problem(num_devices=1).offloading
+    problem = offloading(a_problem(num_devices=1))
     needed = evaluate(problem, next(layouts(problem))).memory.of_host
     half = 0.5 * needed / 2**30
     for changes, told in (
@@ -259,7 +262,7 @@ def test_a_host_that_is_too_small_is_told():
 
 
 def test_where_a_host_is_too_small_the_layout_told_is_one_that_the_device_could_hold():
-    problem = a_problem(num_devices=4).offloading
+    problem = offloading(a_problem(num_devices=4))
     least = search(dataclasses.replace(problem, objective="memory"), keep=1).plans[0]
     host = dataclasses.replace(problem.topology.host, memory_gib=2**-20)
     topology = dataclasses.replace(problem.topology, host=host)
@@ -269,7 +272,7 @@ def test_where_a_host_is_too_small_the_layout_told_is_one_that_the_device_could_
 
 
 def test_delayed_weights_alone_have_no_plan_with_the_optimizer_on_the_host():
-    problem = dataclasses.replace(a_problem(num_devices=4).offloading, semantics=("2bw",))
+    problem = dataclasses.replace(offloading(a_problem(num_devices=4)), semantics=("2bw",))
     with pytest.raises(ConfigError, match=r"optimizer\.offload=true with semantics 2bw alone"):
         search(problem)
 
@@ -279,7 +282,7 @@ def test_a_host_too_small_for_any_number_of_devices_is_no_remedy(offload: bool):
     problem = a_problem(num_devices=1, memory_bytes=2**20)
     host = dataclasses.replace(problem.topology.host, memory_gib=2**-20)
     problem = dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=host))
-    problem = problem.offloading if offload else problem
+    problem = offloading(problem) if offload else problem
     message = why_none(problem, search(problem).least)
     assert "none of up to 128 times the devices is enough" in message
     assert "optimizer.offload=True saves" not in message

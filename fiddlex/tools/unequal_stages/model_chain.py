@@ -46,7 +46,7 @@ def model_problem(problem: Problem, examples: int) -> StageProblem:
 
 def _fastest_chain(problem: Problem, costs: CostModel, tensor: int, examples: int) -> Chain:
     """The chain on so many tensor ranks, with or without collective matmul, whichever has the faster layers."""
-    sequence_parallel = splits_sequence(problem, tensor)
+    sequence_parallel = splits_sequence(problem, MeshConfig(tensor=tensor))
     chains = (
         _chain(
             problem,
@@ -61,7 +61,7 @@ def _fastest_chain(problem: Problem, costs: CostModel, tensor: int, examples: in
 
 def _chain(problem: Problem, costs: CostModel, mesh: MeshConfig, examples: int) -> Chain:
     backend, number = backend_of(problem.topology.compiler), problem.config.data.global_batch_size // examples
-    flash, choices, working = bool(backend.flash_kernel(problem.config.model).name), list[Choice](), 0
+    flash, choices, working = bool(backend.flash_kernel(problem.config).name), list[Choice](), 0
     for recompute in recompute_choices(problem.config, flash=flash):
         pipeline = PipelineConfig(
             num_microbatches=number, recompute=recompute, stash_dtype=planned_stash(problem.config, recompute)

@@ -85,8 +85,9 @@ def _uniform_row(plan: Plan) -> tuple[str, ...]:
         layout.schedule, layout.mesh.pipe, layout.chunks, plan.config.model.num_layers, layout.num_microbatches
     ).placement.layers_per_stage
     seconds = f"{plan.step_time_s:.4g}"
+    between = " ".join(f"{axis}={size}" for axis, size in layout.mesh.sizes.items() if axis != "tensor")
     return (
-        f"data={layout.mesh.data} pipe={layout.mesh.pipe}, {layout.schedule}, {layout.semantics}",
+        f"{between}, {layout.schedule}, {layout.semantics}",
         f"{len(layers)}",
         runs(layers),
         f"{layout.mesh.data}",

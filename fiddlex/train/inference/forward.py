@@ -17,6 +17,7 @@ from fiddlex.pipeline.executor import execute
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.ticks import forward_schedule
 from fiddlex.schedules.weight_stream import stream_weights
+from fiddlex.train.step.feed import batch_specs
 from fiddlex.train.step.gradients import HeadFunction, compute_weights, parts, pipeline_model
 from fiddlex.train.step.state import WeightLayout
 
@@ -30,7 +31,7 @@ def make_eval_step(
 
     `head`, a method of the model such as `Model.scores`, returns the values of a microbatch's examples.
     """
-    streams, placement = config.pipeline.streams, layout.placement
+    streams, placement = config.pipeline.by_chunk, layout.placement
     schedule = forward_schedule(placement.stage_ranks, config.pipeline.num_microbatches, chunk_major=streams)
     lowered = lower(schedule)
     stream = stream_weights(lowered, rows_per_chunk=placement.rows_per_chunk) if streams else None
@@ -38,13 +39,14 @@ def make_eval_step(
     dtype = jnp.dtype(config.model.dtype)
 
     def local_values(weights: Weights, batch: Batch) -> jax.Array:
-        values, _ = execute(lowered, placement, piped, parts(weights), batch, stream=stream)
+        values, _ = execute(lowered, placement, piped, parts(weights), batch, stream=stream, between=layout.between())
         return values.reshape(-1, *values.shape[2:])
 
-    mapped = jax.shard_map(local_values, mesh=mesh, in_specs=(layout.compute, BATCH), out_specs=BATCH)
+    specs = batch_specs(config)
+    mapped = jax.shard_map(local_values, mesh=mesh, in_specs=(layout.waiting, specs), out_specs=BATCH)
     compiled = jax.jit(
         lambda weights, batch: mapped(compute_weights(weights, dtype, mesh, layout), batch),
-        in_shardings=(layout.master_shardings(mesh), named(mesh, BATCH)),
+        in_shardings=(layout.master_shardings(mesh), named(mesh, specs)),
         out_shardings=named(mesh, P()),
     )
     return fixed_settings()(compiled_by_all(compiled, "the first batch to score"))

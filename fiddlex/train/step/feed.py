@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
 from fiddlex.data import Batch, EvalBatches, ExampleSource, Loader
@@ -27,11 +28,16 @@ DeviceBatch = dict[str, jax.Array]
 
 def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes, dtypes and shardings of a batch (`example_fields`)."""
-    size, sharding = config.data.global_batch_size, NamedSharding(mesh, BATCH)
+    size, specs = config.data.global_batch_size, batch_specs(config)
     return {
-        name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=sharding)
+        name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=NamedSharding(mesh, specs[name]))
         for name, (shape, dtype) in example_fields(config).items()
     }
+
+
+def batch_specs(config: Config) -> dict[str, P]:
+    """The sharding of each field of a batch."""
+    return dict.fromkeys(example_fields(config), BATCH)
 
 
 class Feed:

@@ -20,9 +20,8 @@ from fiddlex.config import Config
 from fiddlex.models.model import Batch, Model
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import as_varying, reduce_gradients
-from fiddlex.parallel.sharding import BATCH
 from fiddlex.pipeline.executor import execute
-from fiddlex.train.step.feed import abstract_batch
+from fiddlex.train.step.feed import abstract_batch, batch_specs
 from fiddlex.train.step.gradients import (
     Update,
     as_mean,
@@ -94,21 +93,19 @@ def make_gradients(
     piped = pipeline_model(model, config, mesh, model.loss)
 
     def local_gradients(weights: Weights, batch: Batch, step: jax.Array, scale: jax.Array) -> tuple[jax.Array, Weights]:
-        weights, (batch, share) = as_varying(weights, layout.compute, axes), as_mean(batch)
+        weights, (batch, share) = as_varying(weights, layout.waiting, axes), as_mean(batch)
         batch = with_keys(batch, config, step)
-        reduce = functools.partial(
-            reduce_gradients, specs=layout.compute["layers"], zero_specs=layout.master["layers"], axes=axes["layers"]
-        )
+        between = layout.between()
         losses, grads = execute(
-            lowered, layout.placement, piped, parts(weights), batch, scale=share * scale, stream=stream, reduce=reduce
+            lowered, layout.placement, piped, parts(weights), batch, scale=share * scale, stream=stream, between=between
         )
-        layers = grads.layers if stream else reduce(grads.layers)
+        layers = grads.layers if stream else between.reduce(grads.layers)
         reduced = reduce_gradients(grads.outer, *map(outer, (layout.compute, layout.master, axes)))
         return lax.psum(losses.sum() * share, "data"), {**reduced, "layers": layers}
 
     return jax.shard_map(
         local_gradients,
         mesh=mesh,
-        in_specs=(layout.compute, BATCH, P(), P()),
+        in_specs=(layout.waiting, batch_specs(config), P(), P()),
         out_specs=(P(), layout.master),
     )

@@ -99,7 +99,7 @@ def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: Weigh
     and go back there where they come to the devices chunk by chunk.
     """
     sharded, gathered = (
-        {part: named(mesh, specs[part]) for part in master} for specs in (layout.master, layout.compute)
+        {part: named(mesh, specs[part]) for part in master} for specs in (layout.master, layout.waiting)
     )
 
     def made(w: jax.Array, sharded: NamedSharding, gathered: NamedSharding) -> jax.Array:

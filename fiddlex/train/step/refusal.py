@@ -16,7 +16,9 @@ def refusal(message: str, config: Config, mesh: Mesh) -> str:
     reason = message.splitlines()[0]
     if len(reason) > _LONGEST_REASON:
         reason = f"{reason[:_LONGEST_REASON]}…"
-    width, replicas = config.model.hidden_size, config.mesh.data
-    refused = refused_width(device.platform, width, replicas=replicas) if config.pipeline.streams else ""
+    refused = ""
+    if config.pipeline.streams:
+        width, zero1 = config.model.hidden_size, config.optimizer.zero1
+        refused = refused_width(device.platform, width, replicas=config.mesh.data, zero1=zero1)
     remedy = refused or "Try another layout (mesh, pipeline), or another version of the compiler."
     return f"{compiler} does not compile the train step for {device.device_kind}: {reason} {remedy}"

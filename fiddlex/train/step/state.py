@@ -17,8 +17,11 @@ from fiddlex.errors import ConfigError
 from fiddlex.models.model import Model
 from fiddlex.models.spec import Parameter, leaves
 from fiddlex.models.weights import Weights
+from fiddlex.parallel.axes import REPLICAS
+from fiddlex.parallel.collectives import reduce_gradients
 from fiddlex.parallel.host_memory import host_sharding
 from fiddlex.parallel.sharding import compute_spec, named, zero_spec
+from fiddlex.pipeline.engine import Between
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.resolve import Pipeline, resolve
 from fiddlex.train.step.blockwise import Block
@@ -68,6 +71,16 @@ class WeightLayout:
     def placement(self) -> LayerPlacement:
         return self.pipeline.placement
 
+    @property
+    def waiting(self) -> Weights:
+        """PartitionSpecs of the compute weights between their turns."""
+        return self.compute
+
+    def between(self) -> Between:
+        """What happens to the layers' rows between their turns, inside `shard_map`."""
+        specs = (self.compute["layers"], self.master["layers"], self.partial["layers"])
+        return Between(lambda grads: reduce_gradients(grads, *specs))
+
     def master_shardings(self, mesh: Mesh) -> Weights:
         """The sharding of every master weight on a mesh, with the memory that it is in."""
         return jax.tree.map(functools.partial(_sharding, mesh), self.on_host, self.master)
@@ -106,7 +119,7 @@ def _partial(model: Model, config: Config) -> Weights:
 
     def axes(parameter: Parameter) -> frozenset[str]:
         split = config.mesh.sequence_parallel or parameter.partial
-        return frozenset({"data", "tensor"} if split else {"data"})
+        return frozenset((*REPLICAS, "tensor") if split else REPLICAS)
 
     return jax.tree.map(axes, model.network.parts)
 

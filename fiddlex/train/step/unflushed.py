@@ -21,11 +21,11 @@ from fiddlex.models.model import Batch, Model
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import as_varying, reduce_gradients
 from fiddlex.parallel.host_memory import host_sharding
-from fiddlex.parallel.sharding import BATCH, named, on_devices
+from fiddlex.parallel.sharding import named, on_devices
 from fiddlex.pipeline.continuous import DeviceWindow, InFlight, empty_pipeline, run_window
 from fiddlex.pipeline.engine import Engine
 from fiddlex.pipeline.stage import Integer
-from fiddlex.train.step.feed import abstract_batch
+from fiddlex.train.step.feed import abstract_batch, batch_specs
 from fiddlex.train.step.gradients import (
     Update,
     as_mean,
@@ -69,6 +69,7 @@ class Unflushed:
         self._config, self._mesh, self._layout = config, mesh, layout
         self._spec = layout.pipeline.spec
         self.max_batches = self._spec.sizes.batches
+        self._batches = (batch_specs(config),) * self.max_batches
         self.sequence = WindowSequence(layout, mesh)
         self._model = pipeline_model(model, config, mesh, model.loss)
         self._store = VersionStore(config, mesh, layout, optimizer)
@@ -92,7 +93,7 @@ class Unflushed:
         mapped = jax.shard_map(
             self._window,
             mesh=self._mesh,
-            in_specs=(*self._weight_specs, self._in_flight, BATCH, P(), P(), P()),
+            in_specs=(*self._weight_specs, self._in_flight, self._batches, P(), P(), P()),
             out_specs=(P(), self._layout.master, self._in_flight),
         )
         versions, in_flight = state.pipeline
@@ -151,7 +152,7 @@ class Unflushed:
         mapped = jax.shard_map(
             lambda weights, head, batches: empty_pipeline(self._engine(weights, head, batches)),
             mesh=self._mesh,
-            in_specs=(*self._weight_specs, BATCH),
+            in_specs=(*self._weight_specs, self._batches),
             out_specs=self._in_flight,
         )
         return PipelineState(versions, mapped(versions.weights, versions.head, (self._no_batch(),) * self.max_batches))
@@ -200,9 +201,7 @@ class Unflushed:
             scales=jnp.stack(shares) * scales,
             step=step,
             head_versions=head or None,
-            reduce=lambda grads: reduce_gradients(
-                grads, layout.compute["layers"], layout.master["layers"], partial["layers"]
-            ),
+            between=layout.between(),
         )
 
     def _in_flight_specs(self) -> InFlight:
@@ -217,7 +216,7 @@ class Unflushed:
             found.append(jax.tree.map(spec, empty_pipeline(self._engine(weights, head, batches))))
             return ()
 
-        mapped = jax.shard_map(probe, mesh=self._mesh, in_specs=(*self._weight_specs, BATCH), out_specs=())
+        mapped = jax.shard_map(probe, mesh=self._mesh, in_specs=(*self._weight_specs, self._batches), out_specs=())
         versions, batches = self._store.abstract(), (jax.eval_shape(self._no_batch),) * self.max_batches
         jax.eval_shape(mapped, versions.weights, versions.head, batches)
         return found[0]

@@ -45,7 +45,9 @@ def test_a_file_that_several_inputs_bring_is_read_once(tmp_path):
     assert sorted(texts_of(tmp_path / "**")) == ["a", "b"]  # the pattern matches the folder and its file
     assert texts_of(tmp_path / "sub", tmp_path / "b.txt", tmp_path, tmp_path / "sub" / "a.txt") == ["a", "b"]
     twice = [str(tmp_path / "b.txt"), f"{tmp_path}/sub/../b.txt"]
-    with pytest.raises(DataError, match=r"--input names .*/b\.txt twice, and each file is prepared once\. Name it once"):
+    with pytest.raises(
+        DataError, match=r"--input names .*/b\.txt twice, and each file is prepared once\. Name it once"
+    ):
         find_files(twice)
     (tmp_path / "sub" / "a.txt").write_bytes(b"\0")
     for names in (("sub", "sub/a.txt"), ("sub/a.txt", "sub")):  # the file is named, so that it must be a text

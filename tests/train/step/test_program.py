@@ -15,7 +15,10 @@ from fiddlex.train.trainer import Trainer
 from fiddlex.xla.ahead_of_time import compile_ahead
 
 OTHERWISE = "Try another layout (mesh, pipeline), or another version of the compiler."
-OF_STREAMS = "takes multiples of 64 as model.hidden_size, and 96 is none: use one, or pipeline.weights_memory=device."
+OF_STREAMS = (
+    "takes multiples of 64 as model.hidden_size, and 96 is none: use one, or optimizer.zero1=False, or fewer replicas, "
+    "or pipeline.weights_memory=device."
+)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,7 @@ def test_a_refusal_of_the_compiler_is_one_line(
         raise jax.errors.JaxRuntimeError(f"INTERNAL: a check of {'shapes, ' * 99}\n\nSuspected Python Code Location:")
 
     tiny_config.pipeline.weights_memory, tiny_config.model.hidden_size = weights_memory, hidden_size
+    tiny_config.mesh.data, tiny_config.optimizer.zero1 = 2, True
     device = types.SimpleNamespace(platform=platform, device_kind="a chip")
     mesh = types.SimpleNamespace(devices=np.array([device]))
     program: Any = types.SimpleNamespace(config=tiny_config, mesh=mesh, compiler_options={})
