@@ -94,8 +94,8 @@ LONG = pytest.mark.long
 @pytest.mark.parametrize(
     ("batch", "action"),
     [
-        (NONFINITE, "rollback"),
         (SPIKE, "skip"),
+        pytest.param(NONFINITE, "rollback", marks=LONG),
         pytest.param(NONFINITE, "skip", marks=LONG),
         pytest.param(SPIKE, "rollback", marks=LONG),
     ],

@@ -116,8 +116,15 @@ def test_another_table_of_the_same_function_is_told(
     assert copy.read_text() == earlier != (run / "schedule.csv").read_text()
 
 
-@pytest.mark.parametrize("pipe", [2, 1])
-@pytest.mark.parametrize("order", ["ahead", "strict"])
+@pytest.mark.parametrize(
+    ("order", "pipe"),
+    [
+        ("strict", 2),
+        ("ahead", 1),
+        pytest.param("ahead", 2, marks=pytest.mark.long),
+        pytest.param("strict", 1, marks=pytest.mark.long),
+    ],
+)
 def test_a_registered_name_may_be_missing_in_another_process(
     order: str,
     pipe: int,

@@ -158,7 +158,7 @@ def assert_close(actual: Tree, expected: Tree, *, relative: float = 1e-6) -> Non
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("weight_decay", [pytest.param(0.0, marks=pytest.mark.long), 0.1])
 def test_stacked_and_padded_equals_plain_optax(name: str, weight_decay: float) -> None:
     config = OptimizerConfig(
         name, learning_rate=0.1, warmup_steps=2, final_learning_rate=0.01, weight_decay=weight_decay, epsilon=1e-6

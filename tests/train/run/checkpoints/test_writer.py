@@ -102,8 +102,15 @@ def test_an_error_of_the_thread_is_raised_by_the_next_use(
     assert checkpoints.steps() == [7]
 
 
-@pytest.mark.parametrize("every", [2, "auto"])
-@pytest.mark.parametrize("failures", [1, 2])
+@pytest.mark.parametrize(
+    ("every", "failures"),
+    [
+        (2, 2),
+        ("auto", 1),
+        pytest.param(2, 1, marks=pytest.mark.long),
+        pytest.param("auto", 2, marks=pytest.mark.long),
+    ],
+)
 def test_a_save_that_fails_in_the_background_is_tried_once_more(
     every: int | str,
     failures: int,

@@ -133,7 +133,9 @@ def test_a_device_is_asked_for_its_own_memory(stats, refused, platform, text_fil
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("where", "saved"), [("evaluate", 2), ("dispatch", 2), ("record", 1)])
+@pytest.mark.parametrize(
+    ("where", "saved"), [("evaluate", 2), pytest.param("dispatch", 2, marks=pytest.mark.long), ("record", 1)]
+)
 def test_a_run_that_runs_out_of_memory_saves_what_is_there_and_tells(where, saved, text_file, tmp_path, monkeypatch):
     """The weights before the failure are there, unless the failure is one of a step that has taken them over."""
     config = config_of(small(text_file, train_num_steps=4, train_checkpoint_every=0, train_eval_every=2))
