@@ -246,6 +246,10 @@ def test_what_a_config_file_registers_is_found_again_where_that_file_is_named(fo
     assert drawn.startswith("eager: pipe=2, chunks=1, microbatches=4\n")
     rows = programs.call("bubbles", "--config=own.py", "--schedule=own_order", *sizes, cwd=folder).stdout
     assert rows.splitlines()[2].startswith("| own_order | 2 | 1 | 4 |")
+    # A file that registers a schedule alone is taken by what reads a workdir too, such as one of another mesh.
+    (folder / "order.py").write_text(REGISTERING.replace('FAMILIES["own"] =', "assert").replace('"own", ', '"gpt", '))
+    done = programs.call("evaluate", "--workdir=no_run", "--config=order.py", cwd=folder, status=1)
+    assert "no_run/config.json does not exist: --workdir=no_run is not the directory of a training run" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from fiddlex.config.families import FAMILIES
 from fiddlex.costs.backend import CPU
 from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.costs.sizes import hardware_flops, model_flops
-from fiddlex.costs.work import MatrixProduct, Work, edge_work, layer_work, update_work
+from fiddlex.costs.work import MatrixProduct, Work, edge_work, exchanged_work, layer_work, update_work
 from fiddlex.hardware.chips import Chip
 from fiddlex.models.descriptions import gpt
 from fiddlex.models.device_arrays import DeviceArrays, Saved
-from fiddlex.models.spec import Operation
+from fiddlex.models.spec import Operation, Product
 
 CHIP = Chip("c", 1.0, 1e9, {"float32": 1e12, "bfloat16": 2e12}, "s")
 
@@ -80,6 +80,24 @@ def test_an_operation_of_ones_own_is_counted(monkeypatch):
     assert after - before == 4 * elements
     before, after = (layer_work(each).forward.traffic for each in (config, with_convolution))
     assert after - before == 4 * 2 * elements
+
+
+def test_a_product_that_tensor_ranks_do_not_divide_has_no_exchange(monkeypatch):
+    """Each of two ranks has it at its part of the positions, and I saves for W the gradient and the input."""
+
+    def network(config):
+        described = gpt(config)
+        _, (normed, *_, added) = described.branches
+        return dataclasses.replace(described, branches=(*described.branches, (normed, Product(64, 64), added)))
+
+    config = a_config(recompute="full", tensor=2)
+    config.mesh.sequence_parallel = config.mesh.collective_matmul = True
+    before, without = exchanged_work(config, in_blocks=False), LayerMemory.of(config, CPU).weight_stash()
+    monkeypatch.setitem(FAMILIES, "with_product", dataclasses.replace(FAMILIES["gpt"], network=network))
+    config.model.family = "with_product"
+    assert exchanged_work(config, in_blocks=False) == before
+    elements = 4 * 16 * 64 // 2
+    assert LayerMemory.of(config, CPU).weight_stash() - without >= 4 * 2 * elements
 
 
 GELU, NORMS, MASKS = 2 * 64 * 128, 2 * 2 * 64 * 64, 2 * 2 * 64 * 64  # elements; two norms, and words of two sites

@@ -253,4 +253,18 @@ MUTATIONS = (
         new="        if not self._warned:\n            member.took(step)\n        try:",
         tests=("tests/data/test_shared_batches.py::test_a_passing_error_stops_no_later_sharing",),
     ),
+    Mutation(
+        "an-input-that-is-named-twice-read-once",
+        "fiddlex/data/preparation/inputs.py",
+        old="if named.count(file) > 1), None):",
+        new="if False), None):",
+        tests=("tests/data/preparation/test_inputs.py::test_a_file_that_several_inputs_bring_is_read_once",),
+    ),
+    Mutation(
+        "a-cache-of-tokens-beside-data-that-are-tokens",
+        "fiddlex/config/data_section.py",
+        old='cache: str = field("", NOT_EXAMPLES, UNLABELLED, TEXT)',
+        new='cache: str = field("", NOT_EXAMPLES)',
+        tests=("tests/config/test_unused.py::test_fields_that_other_fields_make_the_run_ignore_are_refused",),
+    ),
 )

@@ -113,4 +113,21 @@ MUTATIONS = (
         new="shape[dimension] //= 1",
         tests=(f"{ARGUMENTS}[adamw]",),
     ),
+    Mutation(
+        "copies-to-hosts-predicted-from-a-profile-without-them",
+        "fiddlex/planner/profile.py",
+        old="if told := [name for name, waits in on_host.items() if waits]:",
+        new="if told := []:",
+        tests=("tests/planner/test_profile.py::test_what_waits_on_hosts_is_refused_since_no_copy_was_measured",),
+    ),
+    Mutation(
+        "the-width-that-libtpu-takes-with-any-number-of-replicas",
+        "fiddlex/hardware/compilers.py",
+        old="width = _STREAMED_WIDTH * replicas",
+        new="width = 2 * _STREAMED_WIDTH",
+        tests=(
+            "tests/planner/test_search_hosts.py::"
+            "test_plans_with_weights_on_hosts_have_several_replicas_only_where_the_compiler_takes_them",
+        ),
+    ),
 )

@@ -63,4 +63,20 @@ MUTATIONS = (
         new="",
         tests=(f"{TEST_RULES}::test_a_run_goes_on_where_its_file_was_moved_and_is_evaluated_without_it",),
     ),
+    Mutation(
+        "a-file-that-registers-a-schedule-alone-refused",
+        "fiddlex/terminal/command_line.py",
+        old="if before == (FAMILIES, schedules):",
+        new="if before[0] == FAMILIES:",
+        tests=(
+            "tests/test_own_schedules.py::test_what_a_config_file_registers_is_found_again_where_that_file_is_named",
+        ),
+    ),
+    Mutation(
+        "an-exchange-for-a-product-that-is-not-divided",
+        "fiddlex/costs/work.py",
+        old="        if first.split\n",
+        new="",
+        tests=("tests/costs/test_work.py::test_a_product_that_tensor_ranks_do_not_divide_has_no_exchange",),
+    ),
 )

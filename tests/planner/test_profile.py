@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.config.overrides import replaced
 from fiddlex.costs.weight_memory import device_parameters
 from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration, Run, fit_parts
@@ -180,6 +181,22 @@ def test_an_entry_takes_the_place_of_its_shape():
 def test_another_dtype_is_refused():
     with pytest.raises(ConfigError, match=r"model.dtype=bfloat16: the profile of 2 cores has entries of float32 alone"):
         ProfiledCostModel(make_config(dtype="bfloat16"), PROFILE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"optimizer.offload": True}, "optimizer.offload=True"),
+        ({"pipeline.stash_memory": "host"}, "pipeline.stash_memory=host"),
+        (
+            {"optimizer.offload": True, "pipeline.weights_memory": "host"},
+            "optimizer.offload=True and pipeline.weights_memory=host",
+        ),
+    ],
+)
+def test_what_waits_on_hosts_is_refused_since_no_copy_was_measured(fields, told):
+    with pytest.raises(ConfigError, match=f"^{told}: a profile has no times of copies to and from the host"):
+        ProfiledCostModel(replaced(make_config(), fields), PROFILE)
 
 
 TIMES = st.floats(0.001, 1.0)
