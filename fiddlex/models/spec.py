@@ -6,6 +6,7 @@ part that one device has. A new kind of operation says in its methods what it ta
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -285,17 +286,17 @@ class Network:
     def outer(self) -> list[Parameter]:
         return [*leaves(self.embedding), *leaves(self.head)]
 
-    @property
+    @functools.cached_property
     def operations(self) -> list[Operation]:
         """The operations of a layer, all branches one after another."""
         return [operation for branch in self.branches for operation in branch]
 
-    @property
+    @functools.cached_property
     def attention(self) -> Attention:
         (found,) = (each for each in self.operations if isinstance(each, Attention))
         return found
 
-    @property
+    @functools.cached_property
     def products(self) -> list[Product]:
         """The products of a layer, all branches one after another."""
         return [product for each in self.operations for product in each.products]

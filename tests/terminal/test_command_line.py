@@ -55,7 +55,7 @@ from absl import flags
 import fiddlex.terminal.command_line
 from fiddlex.config import Config, MeshConfig
 
-fiddlex.terminal.command_line.define_overrides()
+fiddlex.terminal.command_line.define_overrides({})
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
 
 def main(argv):
@@ -181,7 +181,7 @@ def test_overrides_are_laid_over_the_programs_own_config(folder):
             "config.optimizer.zero1='maybe' must be of type bool: use true or false.",
         ),
         (
-            ["--config.data.global_batch_size=12", "--config.pipeline.num_microbatches=4"],
+            ["--config.mesh.tensor=2", "--config.data.global_batch_size=12", "--config.pipeline.num_microbatches=4"],
             "data.global_batch_size=12 with mesh.data=2 gives a replica 6 examples, which is not a multiple of "
             "pipeline.num_microbatches=4: a replica's batch is cut into equal microbatches. Use "
             "pipeline.num_microbatches 1, 2, 3, 6, or data.global_batch_size 8 or 16.",
