@@ -124,8 +124,8 @@ CROSSINGS = {
 }
 
 
-# Of the default tier: the padding of the vocabulary, or the stages and the schedule change.
-QUICK = {("one-uneven", "adamw", "2bw"), ("one-uneven", "adamw", "auto")}
+# Of the default tier: the padding of the vocabulary, the stages and the schedule change.
+QUICK = {("one-uneven", "adamw", "auto")}
 
 
 # Optimizer and semantics; `auto` goes over to 2bw within these six steps.

@@ -59,8 +59,9 @@ def test_losses_of_one_batch_over_and_over_are_those_of_the_weights_one_update_a
 @pytest.mark.parametrize(
     ("schedule", "delays"),
     [
-        ("sync:3,2bw", [0] * 3 + [1] * 9),
-        ("2bw:0.7,sync", [1] * 7 + [0] * 5),  # twelve steps, two beyond the end of the run
+        pytest.param("sync:3,2bw", [0] * 3 + [1] * 9, marks=pytest.mark.long),
+        # twelve steps, two beyond the end of the run
+        pytest.param("2bw:0.7,sync", [1] * 7 + [0] * 5, marks=pytest.mark.long),
         ("sync:2,delay:3:4,2bw:2,sync", [0] * 2 + [3] * 4 + [1] * 2 + [0] * 4),
         ("2bw", [1] * 12),
     ],
