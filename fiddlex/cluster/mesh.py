@@ -97,8 +97,7 @@ def make_mesh(config: MeshConfig) -> Mesh:
     if jax.process_count() > 1 and len(devices) != needed:
         raise ConfigError(
             f"mesh {config.text} needs {counted(needed, 'device')}; the {jax.process_count()} processes have "
-            f"{len(devices)}, and none may be idle. Choose {SIZES} with a product of "
-            f"{len(devices)}."
+            f"{len(devices)}, and none may be idle. Choose {SIZES} with a product of {len(devices)}."
         )
     if len(devices) < needed:
         raise DeviceError(

@@ -81,10 +81,7 @@ def with_tokens(made: Tokenizer, folder: Path) -> Tokenizer:
 
 
 def with_ends(made: Tokenizer, folder: Path) -> Tokenizer:
-    """A tokenizer of GPT-2's or Qwen2's files with the token that ends a text, and with what texts begin and end with.
-
-    `with_tokens` has been there before.
-    """
+    """What `with_tokens` made of GPT-2's or Qwen2's files, with the token that ends a text and those around a text."""
     kind = built_class(folder) or "GPT2Tokenizer"
     decoder = {token.content for token in _decoder(class_options(folder)).values()}
     described = decoder if kind == "Qwen2Tokenizer" else _added(made)  # Qwen2 takes no other description of it
