@@ -39,7 +39,9 @@ def leave_tensor_parallel(partial_BSH: jax.Array, *, sequence_parallel: bool) ->
 
 def first_position(length: int, axes: tuple[str, ...]) -> jax.Array | int:
     """The place in the whole sequence of the first of the `length` positions that a rank has of activations."""
-    return lax.axis_index(axes[0] if len(axes) == 1 else axes) * length if axes else 0
+    if not axes:
+        return 0
+    return lax.axis_index(axes[0] if len(axes) == 1 else axes) * length  # a tuple of one axis adds operations
 
 
 def take_positions(x_BTH: jax.Array, positions_BP: jax.Array, axes: tuple[str, ...]) -> jax.Array:
