@@ -84,6 +84,13 @@ class DataConfig(Checked, prefix="config.data."):
         """The labels of classification, in order."""
         return tuple(label.strip() for label in self.labels.split(",")) if self.labels else ()
 
+    @property
+    def trained_share(self) -> float:
+        """The share of `source` that a run trains on."""
+        if self.eval_source:
+            return 1.0
+        return parse_split("data.split", self.split)[0] if is_megatron(self.source) else 1 - self.eval_fraction
+
     def validate(self) -> None:
         for name in ("source", "eval_source"):
             _source(f"data.{name}", getattr(self, name), optional=name == "eval_source")

@@ -76,7 +76,7 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
-BUILT_IN = frozenset(FAMILIES)
+BUILT_IN = dict(FAMILIES)  # as every process has them, whatever it registers besides
 
 
 def family(name: str) -> Family:
@@ -89,4 +89,9 @@ def family(name: str) -> Family:
         )
     if not isinstance(FAMILIES[name], Family):
         raise ConfigError(f"fiddlex.config.families.FAMILIES[{name!r}] is {FAMILIES[name]!r}; it must be a Family.")
+    if name in BUILT_IN and FAMILIES[name] is not BUILT_IN[name]:  # a workdir tells the family's name alone
+        raise ConfigError(
+            f"fiddlex.config.families.FAMILIES[{name!r}] is another than fiddlex's own. Programs that read the workdir "
+            "would compute its model by fiddlex's: register yours under another name."
+        )
     return FAMILIES[name]

@@ -66,8 +66,9 @@ def read_stdlib() -> list[Document]:
 def read_text(path: Path) -> list[Document]:
     """The text file `path`, or every text file below the folder `path`.
 
-    In a folder, hidden files and folders, files with a NUL byte in their first 8 KiB, files that are not UTF-8 and
-    empty files are left out; the log reports those that are binary or not UTF-8. Newlines are not changed.
+    In a folder, hidden files and folders, files with a NUL byte in their first 8 KiB, files that are not UTF-8, further
+    links to a file and empty files are left out; the log reports all but the hidden and the empty ones. Newlines are
+    not changed.
 
     Raises:
       DataError: when there is no such file or folder, no text in it, or a single file that is not UTF-8.
@@ -104,8 +105,19 @@ def file_states(path: Path | None) -> list[tuple[str, int, int]]:
 
 
 def files_below(root: Path, *, skip: Callable[[str], bool]) -> list[tuple[str, Path]]:
-    """Name and path of the regular files below `root`, in the order of their names; `skip` judges each path part."""
-    return sorted((path.relative_to(root).as_posix(), path) for path in _walk(root, skip) if path.is_file())
+    """Name and path of the regular files below `root`, in the order of their names; `skip` judges each path part.
+
+    Of a file and the links to it only one is taken, a link only where the file is not there: else a text could be both
+    trained on and held out. The log names the others.
+    """
+    found = sorted((path.relative_to(root).as_posix(), path) for path in _walk(root, skip) if path.is_file())
+    taken: dict[Path, str] = {}
+    for name, path in sorted(found, key=lambda each: each[1].is_symlink()):
+        taken.setdefault(path.resolve(), name)
+    for name, path in found:
+        if (first := taken[path.resolve()]) != name:
+            logger.warning("%s: %s is the file %s again, and is read once.", root, name, first)
+    return [each for each in found if taken[each[1].resolve()] == each[0]]
 
 
 def _walk(root: Path, skip: Callable[[str], bool]) -> Iterator[Path]:

@@ -45,10 +45,11 @@ def read_classification(source: str, config: DataConfig) -> Table[TaskRow]:
     their JSON text.
 
     Raises:
-      ConfigError: when `data.text_fields` does not name one or two fields.
+      ConfigError: when `data.text_fields` does not name one or two fields, or names that of the label.
       DataError: at a bad line, as `read_table`.
     """
     texts = _text_fields(config)
+    _check_label_field(config, texts)
 
     def parse(values: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
         label = value_of(values, config.label_field, named_by="data.label_field")
@@ -82,6 +83,7 @@ def read_multiple_choice(source: str, config: DataConfig) -> Table[TaskRow]:
     """
     texts = _text_fields(config)
     choices = _choices_fields(config, is_tsv=source.startswith("tsv:"))
+    _check_label_field(config, (*texts, *choices))
 
     def parse(values: Mapping[str, Any]) -> TaskRow:
         row_texts, row_choices = _texts(values, texts), _choices(values, choices, config.num_choices)
@@ -143,6 +145,15 @@ def _text_fields(config: DataConfig) -> tuple[str, ...]:
             "as in data.text_fields=premise,hypothesis."
         )
     return names
+
+
+def _check_label_field(config: DataConfig, read: Sequence[str]) -> None:
+    """Raises ConfigError when the field of the label is among the fields that the model reads."""
+    if config.label_field in read:
+        raise ConfigError(
+            f"data.label_field={config.label_field!r} is also a field of what the model reads ({', '.join(read)}): it "
+            "would read the answer. Name the column or key of the label alone."
+        )
 
 
 def _choices_fields(config: DataConfig, *, is_tsv: bool) -> tuple[str, ...]:

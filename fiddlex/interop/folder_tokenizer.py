@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,7 +87,12 @@ def _byte_pairs(folder: Path) -> tokenizers.Tokenizer:
             "save_pretrained."
         )
     with _failures(folder, "vocab.json and merges.txt are no byte-pair encoding"):
-        model = tokenizers.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+        vocabulary, merges = tokenizers.models.BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+        ids = Counter(vocabulary.values())
+        if not ids or max(ids.values()) > 1:
+            problem = f"gives the id {ids.most_common(1)[0][0]} to several tokens" if ids else "has no token"
+            raise CheckpointError(f"{folder}: vocab.json {problem}. Copy the file again.")
+        model = tokenizers.models.BPE(vocabulary, merges)
     made = tokenizers.Tokenizer(model)
     with _failures(folder, _BAD_OPTIONS):
         made.normalizer, made.pre_tokenizer = pipeline(kind, said) or (None, None)

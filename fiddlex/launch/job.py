@@ -113,7 +113,10 @@ def make_job(
         )
     name = options.name or os.path.basename(os.path.normpath(workdir))
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"the job's name {name!r} may have letters, digits and ._- only. Give one with --name.")
+        raise ConfigError(
+            f"the job's name {name!r} may have letters, digits and ._- only, and begins with a letter or digit. Give "
+            "one with --name."
+        )
     for variable in options.environment:
         if not _VARIABLE.fullmatch(variable):
             raise ConfigError(f"--env: {variable!r} is no name of a variable. Write --env=NAME=VALUE.")

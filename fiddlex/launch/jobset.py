@@ -22,6 +22,7 @@ from fiddlex.launch.job import Job
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 _LONGEST_OBJECT = 253
 _LONGEST_QUEUE = 63  # of the value of a label
 _LONGEST = 40  # of 63 characters of a pod's name; indices and the names of its jobs take the others
@@ -56,6 +57,11 @@ def jobset_manifest(job: Job, options: JobSetOptions) -> str:
             "to a letter or digit. Give one with --name."
         )
     _check_name("volume_claim", options.volume_claim, longest=_LONGEST_OBJECT)
+    if not _IMAGE.fullmatch(options.image):
+        raise ConfigError(
+            f"--image={options.image!r} must be the name of a container image, such as registry.example/team/image:1: "
+            "letters, digits and ._-/:@ alone, the first a letter or digit."
+        )
     if options.queue:
         _check_name("queue", options.queue, longest=_LONGEST_QUEUE)
     replicated = {"name": "slice" if job.runs_on_tpus else "host", "replicas": job.options.num_slices}

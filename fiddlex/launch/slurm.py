@@ -17,6 +17,7 @@ from fiddlex.launch.shell import HEADER, assignments, command_line
 
 _PLAIN = re.compile(r"[A-Za-z0-9/._+,:@=-]+")  # what sbatch reads literally in an #SBATCH line
 _TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|UNLIMITED|INFINITE")
+_EARLIEST_S = 60  # by so much Slurm may send the signal of `sbatch --signal` earlier (its manual)
 # A job that scancel ends is not RUNNING any more when its tasks have ended, and stays cancelled.
 _REQUEUE = """\
 status=$?
@@ -65,6 +66,7 @@ def slurm_script(job: Job, options: SlurmOptions) -> str:
         "output": f"{job.workdir.replace('%', '%%')}/slurm-%j.log",
     }
     lines = [_directive(name, str(value)) for name, value in valued.items() if value != ""]
+    _check_time(options.time_limit, shared.grace_s)
     lines += ["#SBATCH --exclusive"] * (cpus is None) + ["#SBATCH --requeue"]
     lines += ["#SBATCH --no-kill"] * shared.elastic  # without it, Slurm ends and requeues a job that loses a node
     srun = [
@@ -81,6 +83,29 @@ def slurm_script(job: Job, options: SlurmOptions) -> str:
     status_file = f"export {STATUS_FILE}={job.workdir}/slurm-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}.status"
     body = ["set -u", *assignments(shared.environment), status_file, command_line(srun, task=task), _REQUEUE]
     return head + "\n".join(lines) + "\n\n" + "\n".join(body)
+
+
+def _check_time(limit: str, grace_s: int) -> None:
+    """Raises ConfigError when a job that saves `grace_s` before its limit would be told to as soon as it starts."""
+    seconds = _seconds(limit)
+    if 0 < seconds <= grace_s + _EARLIEST_S:
+        raise ConfigError(
+            f"--time_limit={limit} is {seconds} s and --grace_s={grace_s}: Slurm sends the signal to save so long "
+            f"before the limit, and up to {_EARLIEST_S} s earlier: no time is left to train. Give a limit above "
+            f"{grace_s + _EARLIEST_S} s, or a smaller --grace_s."
+        )
+
+
+def _seconds(limit: str) -> int:
+    """The seconds of a limit of time as Slurm writes it; 0 where there is none."""
+    days, has_days, clock = limit.rpartition("-")
+    if not clock.replace(":", "").isdigit():
+        return 0
+    numbers = [int(each) for each in clock.split(":")]
+    if not has_days and len(numbers) < 3:  # minutes, minutes:seconds; else hours come first
+        numbers.insert(0, 0)
+    hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _directive(name: str, value: str) -> str:

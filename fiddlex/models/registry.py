@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fiddlex.config import Config
-from fiddlex.config.families import family
+from fiddlex.config.families import BUILT_IN, family
+from fiddlex.config.user_code.python_files import errors_of
 from fiddlex.errors import ConfigError
 from fiddlex.models.checks import check
 from fiddlex.models.spec import Network
@@ -32,7 +33,7 @@ def network_of(config: Config) -> Network:
     key = (function, *(tuple(vars(section).values()) for section in sections))
     network = _kept.get(key)
     if network is None:
-        network = function(config)
+        network = _made(function, config)
         check(network, config)
         if len(_kept) >= _MOST_KEPT:
             _kept.clear()
@@ -46,8 +47,17 @@ def make_model(config: Config) -> "Model":
     Raises:
       ConfigError: as `network_of`, or when the family has no model that computes its network.
     """
-    model: Model = _function(config.model.family, "model", family(config.model.family).model)(config)
+    model: Model = _made(_function(config.model.family, "model", family(config.model.family).model), config)
     return model
+
+
+def _made(function: Callable[[Config], Any], config: Config) -> Any:
+    """What a family's function makes of a config; of a family of the user's, an error names the line where it fails."""
+    if config.model.family in BUILT_IN:
+        return function(config)
+    code = getattr(function, "__code__", None) or getattr(function.__init__, "__code__", None)
+    with errors_of(code.co_filename if code else f"model.family={config.model.family}"):
+        return function(config)
 
 
 def _function(name: str, field: str, value: Any) -> Callable[[Config], Any]:

@@ -156,7 +156,7 @@ GENERATORS: dict[str, Generator] = {
 }
 
 
-BUILT_IN = frozenset(GENERATORS)  # those that every process has, whatever it registers besides
+BUILT_IN = dict(GENERATORS)  # as every process has them, whatever it registers besides
 
 
 def make_schedule(
@@ -215,6 +215,11 @@ def generator_of(name: str) -> Generator:
         return load_function(source.path, source.function)
     if source.kind is From.TABLE:
         return _generator_of_table(source.path, name)
+    if name in BUILT_IN and GENERATORS.get(name) is not BUILT_IN[name]:  # a workdir tells the schedule's name alone
+        raise ScheduleError(
+            f"fiddlex.schedules.generators.GENERATORS[{name!r}] is another than fiddlex's own. Programs that read the "
+            "workdir would run fiddlex's: register yours under another name."
+        )
     if name in GENERATORS:
         return GENERATORS[name]
     if name == "auto":

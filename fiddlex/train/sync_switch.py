@@ -83,10 +83,10 @@ class SyncSwitch:
         if first >= self._num_steps or step <= running.start:
             return None  # the run is about to end, or the last decision has not yet taken effect
         if running.semantics == SYNC:
-            change = mean / last - 1
+            change = _rise(mean, last)
             switches = step >= self._warmup and -change < self._threshold
         else:
-            change = mean / lowest - 1
+            change = _rise(mean, lowest)
             self._bad = self._bad + 1 if change > self._threshold else 0
             switches = self._bad == BAD_WINDOWS
         if not switches:
@@ -106,3 +106,8 @@ class SyncSwitch:
         *before, running = (Phase(*phase) for phase in saved["phases"])
         self.phases = (*before, running._replace(end=max(self._num_steps, running.start + 1)))
         self._losses, self._means, self._bad = list(saved["losses"]), list(saved["means"]), saved["bad"]
+
+
+def _rise(mean: float, before: float) -> float:
+    """How far a mean loss is above an earlier one, as a share of that; 1 where the loss rises from 0."""
+    return mean / before - 1 if before else float(mean > 0)

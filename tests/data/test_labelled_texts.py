@@ -143,6 +143,17 @@ def test_text_fields(fields):
             read("tsv:nowhere", DataConfig(text_fields=fields))
 
 
+@pytest.mark.parametrize(("texts", "choices"), [("a,label", "b,c"), ("a", "b,label")])
+def test_the_label_is_not_what_the_model_reads(texts, choices):
+    config = DataConfig(text_fields=texts, choices_fields=choices, num_choices=2)
+    reads = [read_multiple_choice] + [read_classification] * ("label" in texts)
+    for read in reads:
+        with pytest.raises(
+            ConfigError, match=r"^data\.label_field='label' is also a field of what the model reads \(a,"
+        ):
+            read("tsv:nowhere", config)
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [

@@ -39,6 +39,14 @@ def test_gpt2s_vocabulary_becomes_a_tokenizer(tmp_path: pathlib.Path) -> None:
             copy_tokenizer(tmp_path / "hf", tmp_path / "run")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    vocabulary = json.loads((tmp_path / "hf" / "vocab.json").read_text())
+    for given, message in (
+        ({**vocabulary, "b": vocabulary["a"]}, "gives the id 65 to several tokens"),
+        ({}, "has no to"),
+    ):
+        (tmp_path / "hf" / "vocab.json").write_text(json.dumps(given))
+        with pytest.raises(CheckpointError, match=rf"vocab\.json {message}"):
+            copy_tokenizer(tmp_path / "hf", tmp_path / "run")
     (tmp_path / "hf" / "merges.txt").write_text("no merge at all here\n")
     with pytest.raises(CheckpointError, match="are no byte-pair encoding"):
         copy_tokenizer(tmp_path / "hf", tmp_path / "run")

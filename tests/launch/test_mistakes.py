@@ -29,7 +29,21 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
         (["slurm", *RUN, "--num_devices=6"], "Choose sizes with a product of 6, or --num_devices=8."),
         (["slurm", *RUN, "--workdir=run"], "--workdir=run is relative to the folder of each host. Give an absolute "),
         (["slurm", *RUN, "--workdir=/a b/run"], "output='/a b/run/slurm-%j.log': an #SBATCH line may have"),
-        (["slurm", *RUN, "--workdir=/a b"], "the job's name 'a b' may have letters, digits and ._- only."),
+        (["slurm", *RUN, "--workdir=/a b"], "the job's name 'a b' may have letters, digits and ._- only, and"),
+        (
+            ["slurm", *RUN, "--name=-x"],
+            "the job's name '-x' may have letters, digits and ._- only, and begins with a le",
+        ),
+        (
+            ["slurm", *RUN, "--time_limit=6"],
+            "--time_limit=6 is 360 s and --grace_s=300: Slurm sends the signal to save",
+        ),
+        (["slurm", *RUN, "--time_limit=5:59"], "--time_limit=5:59 is 359 s and --grace_s=300: Slurm sends the signal"),
+        (
+            ["slurm", *RUN, "--time_limit=0:05:30", "--grace_s=270"],
+            "is 330 s and --grace_s=270: Slurm sends the signal",
+        ),
+        (["slurm", *RUN, "--time_limit=0-1", "--grace_s=4000"], "is 3600 s and --grace_s=4000: Slurm sends the signal"),
         (["slurm", *RUN, "--account=a\n#SBATCH --uid=0"], "account='a\\n#SBATCH --uid=0': an #SBATCH line may have"),
         (["slurm", *RUN, "--processes_per_host=3"], "--processes_per_host=3 does not divide the 8 devices of a host."),
         (["slurm", *RUN, "--devices_per_host=3"], "8 devices cannot fill hosts of 3 devices."),
@@ -54,6 +68,10 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
         (["ssh", *RUN, "--hosts=-oProxyCommand=x"], "--hosts: '-oProxyCommand=x' is no name of a host."),
         (["ssh", *RUN, "--devices_per_host=4", "--hosts=a,a"], "--hosts names a twice."),
         (["jobset", *RUN, *POD, "--name=Run"], "the job's name 'Run' must have at most 40 lower-case letters"),
+        (
+            ["jobset", *RUN, *POD, "--image=a b"],
+            "--image='a b' must be the name of a container image, such as registry.",
+        ),
         (
             ["jobset", *RUN, *POD, "--queue=Team"],
             "--queue=Team must have at most 63 lower-case letters, digits, - and .",

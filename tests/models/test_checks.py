@@ -89,6 +89,24 @@ def test_what_a_family_names_must_be_there(named: Any, message: str, monkeypatch
         assert message.replace("network", "network" if make is network_of else "model") in str(error.value)
 
 
+def fails(config: Config) -> Network:
+    raise KeyError("width")
+
+
+@pytest.mark.parametrize("function", [fails, lambda: None], ids=["raises", "takes no config"])
+def test_a_function_of_a_family_that_fails_is_named_by_its_line(
+    function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FAMILIES, "mine", Family(("lm",), function, function))
+    config = Config()
+    config.model.family = "mine"
+    for make in (network_of, make_model):
+        with pytest.raises(
+            ConfigError, match=r"test_checks\.py(, line \d+)?: (KeyError: 'width'|TypeError: .* takes 0)"
+        ):
+            make(config)
+
+
 @pytest.mark.parametrize("objectives", [(), "lm", ("lm2",)])
 def test_a_family_has_objectives_that_there_are(objectives: Any) -> None:
     with pytest.raises(ConfigError, match="a model family has objectives="):
@@ -103,3 +121,11 @@ def test_a_family_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(FAMILIES, "mine", ("lm", gpt))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="it must be a Family"):
         config.validate()
+
+
+def test_a_family_of_fiddlex_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "gpt", FAMILIES["llama"])
+    with pytest.raises(
+        ConfigError, match=r"FAMILIES\['gpt'\] is another than fiddlex's own.*register yours under anoth"
+    ):
+        Config().validate()

@@ -194,6 +194,29 @@ class WholeSequences(GatedDecoder):
         return x_BSH + row_parallel(weights["attention"]["out"], given(attend(q_BSND, k_BSND, v_BSND, plain)), plain)
 
 
+class Wider(GatedDecoder):
+    def layer(self, weights, x_BSH, context):
+        return jnp.concatenate([x_BSH, x_BSH], axis=-1)
+
+
+class Forgetful(GatedDecoder):
+    def layer(self, weights, x_BSH, context):
+        super().layer(weights, x_BSH, context)
+
+
+@pytest.mark.parametrize(
+    ("model", "made"), [(Wider, r"float32\[2, 8, 64\]"), (Forgetful, "NoneType")], ids=["wider", "nothing"]
+)
+def test_a_layer_gives_back_the_residual_stream(
+    model: type, made: str, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FAMILIES, "gated", dataclasses.replace(GATED, model=model))
+    with pytest.raises(
+        ConfigError, match=rf"a layer makes {made} of the residual stream, float32\[.*same shape and dty"
+    ):
+        Trainer(config).compile()
+
+
 @pytest.fixture
 def whole_sequences(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setitem(FAMILIES, "gated", Family(("lm",), describe, WholeSequences))

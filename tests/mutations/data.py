@@ -267,4 +267,25 @@ MUTATIONS = (
         new='cache: str = field("", NOT_EXAMPLES)',
         tests=("tests/config/test_unused.py::test_fields_that_other_fields_make_the_run_ignore_are_refused",),
     ),
+    Mutation(
+        "links-to-a-text-read-as-other-texts",
+        "fiddlex/data/documents.py",
+        old="return [each for each in found if taken[each[1].resolve()] == each[0]]",
+        new="return found",
+        tests=("tests/data/test_documents.py::test_folder",),
+    ),
+    Mutation(
+        "label-among-what-the-model-reads",
+        "fiddlex/data/labelled_texts.py",
+        old="    if config.label_field in read:\n",
+        new="    if False:\n",
+        tests=("tests/data/test_labelled_texts.py::test_the_label_is_not_what_the_model_reads",),
+    ),
+    Mutation(
+        "held-out-data-that-the-run-trained-on",
+        "fiddlex/train/run/transfer/result.py",
+        old="now.trained_share < run.trained_share",
+        new="False",
+        tests=("tests/train/run/transfer/test_result.py::test_what_a_run_trained_on_is_not_scored_in_silence",),
+    ),
 )

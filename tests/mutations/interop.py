@@ -149,4 +149,11 @@ MUTATIONS = (
         new="or first >= 0",
         tests=(f"{OPTIONS}::test_an_option_that_is_not_computed_is_refused",),
     ),
+    Mutation(
+        "tokens-of-one-id-taken",
+        "fiddlex/interop/folder_tokenizer.py",
+        old="if not ids or max(ids.values()) > 1:",
+        new="if not ids:",
+        tests=("tests/interop/test_folder_tokenizer.py::test_gpt2s_vocabulary_becomes_a_tokenizer",),
+    ),
 )

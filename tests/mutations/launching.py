@@ -154,4 +154,11 @@ MUTATIONS = (
         new="return name.isdecimal()",
         tests=("tests/launch/test_supervisor.py::test_only_folders_that_the_trainer_reads_are_checkpoints",),
     ),
+    Mutation(
+        "a-time-limit-that-leaves-no-time-to-train",
+        "fiddlex/launch/slurm.py",
+        old="if 0 < seconds <= grace_s + _EARLIEST_S:",
+        new="if False:",
+        tests=("tests/launch/test_mistakes.py",),
+    ),
 )

@@ -79,4 +79,18 @@ MUTATIONS = (
         new="",
         tests=("tests/costs/test_work.py::test_a_product_that_tensor_ranks_do_not_divide_has_no_exchange",),
     ),
+    Mutation(
+        "a-family-of-fiddlex-replaced",
+        "fiddlex/config/families.py",
+        old="if name in BUILT_IN and FAMILIES[name] is not BUILT_IN[name]:",
+        new="if False:",
+        tests=("tests/models/test_checks.py::test_a_family_of_fiddlex_is_not_replaced",),
+    ),
+    Mutation(
+        "a-schedule-of-fiddlex-replaced",
+        "fiddlex/schedules/generators.py",
+        old="if name in BUILT_IN and GENERATORS.get(name) is not BUILT_IN[name]:",
+        new="if False:",
+        tests=("tests/schedules/test_generators.py::test_a_schedule_of_fiddlex_is_not_replaced",),
+    ),
 )

@@ -254,3 +254,11 @@ def test_a_generator_of_ones_own_is_proven_legal(monkeypatch):
     monkeypatch.setitem(GENERATORS, "forgetful", forgetful)
     with pytest.raises(ScheduleError, match=r"rank 0  0F0  >0B0\?<"):
         make_schedule("forgetful", pipe=2, chunks=1, num_microbatches=1)
+
+
+def test_a_schedule_of_fiddlex_is_not_replaced(monkeypatch):
+    monkeypatch.setitem(GENERATORS, "1f1b", GENERATORS["gpipe"])
+    with pytest.raises(
+        ScheduleError, match=r"GENERATORS\['1f1b'\] is another than fiddlex's own.*register yours under"
+    ):
+        make_schedule("1f1b", pipe=2, chunks=1, num_microbatches=2)

@@ -52,6 +52,7 @@ def decided(losses: list[float | None], *, warmup: int = 0) -> list[Decision]:
             [(6, "2bw", 9), (12, "sync", 15), (16, "2bw", 19)],
         ),
         ([8, 8, 6, 6, 5.9, 5.9, 5, 5], 0, []),  # too late
+        ([8, 8, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1], 0, [(6, "2bw", 9), (14, "sync", 17)]),  # all known
         ([8, 8, None, 6, 5.9, None, 5, 5, 5, 5, 5, 5], 0, [(6, "2bw", 9)]),  # each window ends where it should
         ([8, 8, 6, 6, None, None, 5.9, 5.9, 5, 5, 5, 5, 5, 5], 0, [(8, "2bw", 11)]),
     ],

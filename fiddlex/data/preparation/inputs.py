@@ -51,12 +51,12 @@ def find_files(inputs: Sequence[str]) -> list[tuple[str, bool]]:
         if not files:
             raise DataError(f"--input={each}: there is no such file, or none in it. Name files, folders or patterns.")
         found += files
-    named = [os.path.abspath(file) for file in map(os.path.expanduser, inputs) if os.path.isfile(file)]
+    named = [os.path.realpath(file) for file in map(os.path.expanduser, inputs) if os.path.isfile(file)]
     if twice := next((file for file in named if named.count(file) > 1), None):
         raise DataError(f"--input names {twice} twice, and each file is prepared once. Name it once.")
     once: dict[str, tuple[str, bool]] = {}  # a pattern such as data/** matches a folder and the files in it
     for file, in_folder in found:
-        path = os.path.abspath(file)
+        path = os.path.realpath(file)
         once[path] = file, in_folder and once.get(path, ("", True))[1]  # a file that is named must be a text
     return list(once.values())
 

@@ -140,10 +140,20 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         split = config.mesh.sequence_parallel
         return Context(split, own, recompute, dropout, model.causal, segments_BS, exchange, cache)
 
+    def apply_layer(layer: Weights, x: jax.Array, number: jax.Array, settings: Context) -> jax.Array:
+        y = model.apply_layer(layer, x, number, settings)
+        if not isinstance(y, jax.Array) or (y.shape, y.dtype) != (x.shape, x.dtype):
+            found = f"{y.dtype}{list(y.shape)}" if isinstance(y, jax.Array) else type(y).__name__
+            raise ConfigError(
+                f"model.family={config.model.family}: a layer makes {found} of the residual stream, "
+                f"{x.dtype}{list(x.shape)}. It must return an array of the same shape and dtype (docs/models.md)."
+            )
+        return y
+
     def cached_layer(layer: Weights, x: jax.Array, again: Any, earlier: Arrays) -> tuple[jax.Array, Arrays]:
         number, microbatch = again
         settings = context(microbatch, earlier)
-        y = model.apply_layer(layer, x, number, settings)
+        y = apply_layer(layer, x, number, settings)
         assert settings.cache is not None
         if not settings.cache.new:
             raise ConfigError(
@@ -154,7 +164,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
 
     return engine.PipelineModel(
         embed=lambda outer, microbatch: model.embed(outer, microbatch, context(microbatch)),
-        layer=lambda layer, x, again: model.apply_layer(layer, x, again[0], context(again[1])),
+        layer=lambda layer, x, again: apply_layer(layer, x, again[0], context(again[1])),
         head=lambda outer, x, microbatch: head(outer, x, microbatch, context(microbatch)),
         cached_layer=cached_layer,
         recompute=FULL in recompute,

@@ -1,10 +1,12 @@
 """The result of a run, its best or newest weights, for programs that need neither its data nor its train step."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import make_mesh
-from fiddlex.config import Config, OptimizerConfig
+from fiddlex.config import Config, DataConfig, OptimizerConfig
 from fiddlex.config.overrides import FLUSHED, replaced
 from fiddlex.data.corpus import corpus_tokenizer
 from fiddlex.errors import CheckpointError
@@ -14,6 +16,8 @@ from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.workdir import check_same_shapes, read_config
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState
+
+logger = logging.getLogger(__name__)
 
 
 def load_result(
@@ -53,7 +57,20 @@ def result_config(
     config.optimizer = OptimizerConfig(zero1=config.optimizer.zero1)
     config = config.without_unused()
     check_same_shapes(saved, config, workdir)
+    if processes.is_first() and _scores_trained(saved.data, config.data):
+        logger.warning(
+            "The run trained on %.4g%% of %s, and now only %.4g%% are not held out: some of what is scored is what the "
+            "run trained on.",
+            100 * saved.data.trained_share,
+            config.data.source,
+            100 * config.data.trained_share,
+        )
     return saved, config
+
+
+def _scores_trained(run: DataConfig, now: DataConfig) -> bool:
+    """Whether what `now` holds out of the source is in part what the run trained on."""
+    return now.source == run.source and not now.eval_source and now.trained_share < run.trained_share
 
 
 def no_checkpoint(workdir: Path, named_by: str = "--workdir") -> CheckpointError:

@@ -35,3 +35,38 @@ def test_fields_that_change_nothing_are_read_from_a_workdir(
         changed.validate()
     _, config = result_config(tmp_path, lambda saved: override(saved, *overrides))
     config.validate()
+
+
+@pytest.mark.parametrize(
+    ("run", "overrides", "warns"),
+    [
+        (
+            {"eval_fraction": 0.05},
+            ["data.eval_fraction=0.5"],
+            "trained on 95% of stdlib, and now only 50% are not held",
+        ),
+        ({"eval_fraction": 0.05}, ["data.eval_fraction=0.01"], ""),
+        ({"eval_fraction": 0.05}, ["data.eval_fraction=0.5", "data.source=text:other"], ""),
+        ({"eval_source": "text:other"}, ["data.eval_source=", "data.eval_fraction=0.25"], "trained on 100% of stdlib"),
+        (
+            {"source": "megatron:a", "split": "8,2"},
+            ["data.split=6,2"],
+            "trained on 80% of megatron:a, and now only 75%",
+        ),
+    ],
+)
+def test_what_a_run_trained_on_is_not_scored_in_silence(
+    run: dict[str, Any],
+    overrides: list[str],
+    warns: str,
+    tiny_config: Config,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tiny_config.data.source = "stdlib"
+    for name, value in run.items():
+        setattr(tiny_config.data, name, value)
+    (tmp_path / "config.json").write_text(tiny_config.to_json())
+    result_config(tmp_path, lambda saved: override(saved, *overrides))
+    assert warns in caplog.text
+    assert bool(warns) == bool(caplog.text)
