@@ -43,7 +43,7 @@ from fiddlex.train.run.records.metrics import describe_loss
 from fiddlex.train.run.transfer.importing import imported
 from fiddlex.train.run.transfer.result import no_checkpoint, result_config
 from fiddlex.train.run.transfer.weights import placed, pretrained, whole
-from fiddlex.train.run.workdir import TOKENS
+from fiddlex.train.run.workdir import TOKENS, warn_of_changed_data
 from fiddlex.train.step.dispatched import Dispatched, InFlight
 from fiddlex.train.step.feed import Feed
 from fiddlex.train.step.prepared import Prepared
@@ -434,6 +434,8 @@ def load_trainer(
     saved, config = result_config(workdir, change)
     trainer = Trainer(config, dataset, workdir=workdir)
     require_memory(trainer.config, trainer.mesh, Use.SCORING, force=force)
+    if dataset is None and processes.is_first():
+        warn_of_changed_data(saved, trainer.config, workdir, trainer.dataset.digests(trainer.config))
     if not trainer.load(workdir, saved):
         raise no_checkpoint(workdir)
     return trainer

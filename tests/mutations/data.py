@@ -288,4 +288,14 @@ MUTATIONS = (
         new="False",
         tests=("tests/train/run/transfer/test_result.py::test_what_a_run_trained_on_is_not_scored_in_silence",),
     ),
+    Mutation(
+        "data-of-a-run-changed-before-its-evaluation",
+        "fiddlex/train/trainer.py",
+        old="    if dataset is None and processes.is_first():\n        warn_of",
+        new="    if False:\n        warn_of",
+        tests=(
+            "tests/train/test_resume.py::"
+            "test_other_data_under_the_same_name_are_refused_by_a_run_and_told_of_by_an_evaluation",
+        ),
+    ),
 )

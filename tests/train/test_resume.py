@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
+from fiddlex.config.overrides import override
 from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fiddlex.parallel.host_memory import HOST
 from fiddlex.train import loop
@@ -425,8 +426,12 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(config: Config, whol
     assert loop.train(config, whole_run).evaluation is None  # it is there now
 
 
-def test_other_data_under_the_same_name_is_refused(
-    config: Config, whole_run: pathlib.Path, text_file: pathlib.Path, tmp_path: pathlib.Path
+def test_other_data_under_the_same_name_are_refused_by_a_run_and_told_of_by_an_evaluation(
+    config: Config,
+    whole_run: pathlib.Path,
+    text_file: pathlib.Path,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     saved = json.loads((whole_run / "config.json").read_text())
     path = tmp_path / "text.txt"
@@ -435,6 +440,12 @@ def test_other_data_under_the_same_name_is_refused(
     (whole_run / "config.json").write_text(json.dumps(saved))
     with pytest.raises(CheckpointError, match=r"was trained on other data(.|\n)*choose a new --workdir"):
         loop.train(config, whole_run)
+    caplog.clear()
+    load_trainer(whole_run, lambda saved: override(saved, "data.eval_fraction=0.04"))
+    assert not caplog.messages
+    load_trainer(whole_run)
+    told = f"text:{path} is not what it was: what the run of {whole_run} trained on and held out has changed since."
+    assert caplog.messages == [told]
 
 
 def test_the_same_data_under_another_path_are_taken(

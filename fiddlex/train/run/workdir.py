@@ -256,6 +256,21 @@ def check_same_run(
         logger.info("The config has changed since this run was last started: %s.", ", ".join(changed))
 
 
+def warn_of_changed_data(saved: Config, config: Config, workdir: Path, digests: Mapping[str, str]) -> None:
+    """Logs what has changed since the run of `saved`, of the data that `config` names as the run does."""
+    if described_differences([path for path in paths(Config, RUN) if path.startswith("data.")], saved, config):
+        return  # the user asks for other data
+    kept = _kept_digests(workdir)
+    what = {"data.source": "trained on", "data.eval_source": "held out"}
+    if changed := [text for name, text in what.items() if digests[name] != kept.get(name, digests[name])]:
+        logger.warning(
+            "%s is not what it was: what the run of %s %s has changed since.",
+            config.data.source,
+            workdir,
+            " and ".join(changed),
+        )
+
+
 def _changed_data(different: list[str], kept: Mapping[str, str], digests: Mapping[str, str]) -> list[str]:
     """Differences with the fingerprints of the data, if they are all other paths of data whose contents differ too."""
     described = list[str]()
