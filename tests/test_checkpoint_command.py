@@ -45,8 +45,10 @@ def as_json(*arguments: object, status: int = 0) -> dict:
 
 
 def test_list(workdir: pathlib.Path) -> None:
+    shutil.copytree(workdir / "checkpoints" / "8", workdir / "checkpoints" / "8 copy")
     lines = call("checkpoint", "list", workdir).stdout.splitlines()
     first, held, *_ = lines
+    assert any(line.startswith("checkpoints/8 copy: renamed, ") for line in lines)
     assert first.startswith("checkpoints/8: finished, ")
     assert held == "  step 8 of 32 parameters: optimizer (int32, float32), weights (float32)"
     assert any(line.startswith("checkpoints/12.orbax-checkpoint-tmp: unfinished, 5 bytes, ") for line in lines)
@@ -54,15 +56,16 @@ def test_list(workdir: pathlib.Path) -> None:
     found = as_json("list", workdir)["checkpoints"]
     assert [(pathlib.Path(each["path"]).name.partition("-")[0], each["state"]) for each in found] == [
         ("8", "finished"),
+        ("8 copy", "renamed"),
         ("10", "finished"),
         ("12.orbax", "unfinished"),
         ("8", "finished"),
         ("9", "set aside"),
     ]
-    assert [each["step"] for each in found] == [8, 10, None, 8, 9]
-    assert found[3]["dtypes"] == {"version_1": ["bfloat16"], "weights": ["float32"]}
+    assert [each["step"] for each in found] == [8, 8, 10, None, 8, 9]
+    assert found[4]["dtypes"] == {"version_1": ["bfloat16"], "weights": ["float32"]}
     path = workdir / "checkpoints" / "10"
-    assert found[1]["num_bytes"] == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    assert found[2]["num_bytes"] == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def test_verify(workdir: pathlib.Path) -> None:

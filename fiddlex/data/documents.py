@@ -16,6 +16,7 @@ from fiddlex.terminal.readable import counted
 
 logger = logging.getLogger(__name__)
 
+BYTE_ORDER_MARK = "\ufeff"  # which some editors write before a text
 _BINARY_PROBE_BYTES = 8192
 _LISTED_FILES = 3  # skipped files that the log names
 
@@ -67,8 +68,8 @@ def read_text(path: Path) -> list[Document]:
     """The text file `path`, or every text file below the folder `path`.
 
     In a folder, hidden files and folders, files with a NUL byte in their first 8 KiB, files that are not UTF-8, further
-    links to a file and empty files are left out; the log reports all but the hidden and the empty ones. Newlines are
-    not changed.
+    links to a file and empty files are left out; the log reports all but the hidden and the empty ones. A byte
+    order mark is no text; newlines are not changed.
 
     Raises:
       DataError: when there is no such file or folder, no text in it, or a single file that is not UTF-8.
@@ -150,7 +151,7 @@ def _warn_of_passed_over(folder: Path, names: list[str]) -> None:
 
 def _decode_file(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8").removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         raise DataError(
             f"text:{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start} "
@@ -166,6 +167,6 @@ def _text_or_none(path: Path) -> str | None:
             return None
         data = head + file.read()
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError:
         return None

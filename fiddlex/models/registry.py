@@ -3,6 +3,7 @@
 Imports no model until a caller asks for one, so that descriptions are available without jax.
 """
 
+import contextlib
 import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -51,12 +52,19 @@ def make_model(config: Config) -> "Model":
     return model
 
 
+def errors_of_family(name: str, made: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """A context in which an error of a user's family names the line where its code, that of `made`, fails.
+
+    `made` is a function or a class. What code of fiddlex's own families raises is passed on.
+    """
+    members = vars(made).values() if isinstance(made, type) else ()
+    codes = (getattr(each, "__code__", None) for each in (made, *members))
+    path = next((code.co_filename for code in codes if code), None)
+    return errors_of(path) if path and name not in BUILT_IN else contextlib.nullcontext()
+
+
 def _made(function: Callable[[Config], Any], config: Config) -> Any:
-    """What a family's function makes of a config; of a family of the user's, an error names the line where it fails."""
-    if config.model.family in BUILT_IN:
-        return function(config)
-    code = getattr(function, "__code__", None) or getattr(function.__init__, "__code__", None)
-    with errors_of(code.co_filename if code else f"model.family={config.model.family}"):
+    with errors_of_family(config.model.family, function):
         return function(config)
 
 

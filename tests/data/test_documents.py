@@ -65,7 +65,7 @@ def test_folder(tmp_path, caplog):
     write_files(
         tmp_path,
         {
-            "b.txt": b"bee\r\n",
+            "b.txt": b"\xef\xbb\xbfbee\r\n",
             "a/z.md": "zé".encode(),
             "a.txt": b"ay",
             "a/y/x": b"ex",
@@ -98,7 +98,7 @@ def test_folder(tmp_path, caplog):
 
 
 def test_file(tmp_path):
-    write_files(tmp_path, {"a.txt": b"one\0two\n"})
+    write_files(tmp_path, {"a.txt": b"\xef\xbb\xbfone\0two\n"})
     assert read_text(tmp_path / "a.txt") == [Document("a.txt", "one\0two\n")]
 
 

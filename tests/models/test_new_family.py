@@ -204,6 +204,17 @@ class Forgetful(GatedDecoder):
         super().layer(weights, x_BSH, context)
 
 
+class Failing(GatedDecoder):
+    def last_norm(self, weights, x_BTH):
+        return weights["norm"]
+
+
+def test_code_of_a_family_that_fails_is_named_by_its_line(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "gated", dataclasses.replace(GATED, model=Failing))
+    with pytest.raises(ConfigError, match=r"test_new_family\.py, line \d+: KeyError: 'norm'"):
+        Trainer(config).compile()
+
+
 @pytest.mark.parametrize(
     ("model", "made"), [(Wider, r"float32\[2, 8, 64\]"), (Forgetful, "NoneType")], ids=["wider", "nothing"]
 )

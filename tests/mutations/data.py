@@ -298,4 +298,11 @@ MUTATIONS = (
             "test_other_data_under_the_same_name_are_refused_by_a_run_and_told_of_by_an_evaluation",
         ),
     ),
+    Mutation(
+        "byte-order-marks-read-as-text",
+        "fiddlex/data/documents.py",
+        old='        return data.decode("utf-8").removeprefix(BYTE_ORDER_MARK)',
+        new='        return data.decode("utf-8")',
+        tests=("tests/data/test_documents.py::test_folder",),
+    ),
 )

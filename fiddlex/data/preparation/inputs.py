@@ -16,7 +16,7 @@ from typing import Any
 
 from fiddlex.config import rules
 from fiddlex.data.bad_lines import BadLineError, checked_string, value_of
-from fiddlex.data.documents import files_below, is_hidden
+from fiddlex.data.documents import BYTE_ORDER_MARK, files_below, is_hidden
 from fiddlex.data.tables import UTF8_MARK, decode_line, json_object
 from fiddlex.errors import DataError, installation
 from fiddlex.files.compressed import is_compressed, lines, opened, read_text
@@ -135,7 +135,7 @@ def _read_text(file: str, passes_over: bool) -> str | None:
     try:
         if passes_over and b"\0" in data[:_PROBE]:
             return None
-        return data.decode("utf-8")
+        return data.decode("utf-8").removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         if passes_over:
             return None

@@ -24,6 +24,7 @@ from fiddlex.models.context import Context
 from fiddlex.models.dropout import Dropout, example_keys
 from fiddlex.models.flash import make_kernel
 from fiddlex.models.model import Batch, Model, as_rows
+from fiddlex.models.registry import errors_of_family
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.host_memory import empty, fetched, is_on_host, map_rows
 from fiddlex.parallel.sharding import named
@@ -128,6 +129,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
     A microbatch with `keys` runs with dropout. One with `slots` and `starts` is new tokens of texts, see `LayerCache`.
     """
     kernel, exchange, recompute = make_kernel(config, mesh), make_exchange(config, mesh), config.pipeline.recomputed
+    naming_lines = functools.partial(errors_of_family, config.model.family, type(model))
 
     def context(microbatch: Batch, earlier: Sequence[jax.Array] = ()) -> Context:
         dropout = None
@@ -140,8 +142,17 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         split = config.mesh.sequence_parallel
         return Context(split, own, recompute, dropout, model.causal, segments_BS, exchange, cache)
 
+    def embed(outer: Weights, microbatch: Batch) -> jax.Array:
+        with naming_lines():
+            return model.embed(outer, microbatch, context(microbatch))
+
+    def scored(outer: Weights, x: jax.Array, microbatch: Batch) -> jax.Array:
+        with naming_lines():
+            return head(outer, x, microbatch, context(microbatch))
+
     def apply_layer(layer: Weights, x: jax.Array, number: jax.Array, settings: Context) -> jax.Array:
-        y = model.apply_layer(layer, x, number, settings)
+        with naming_lines():
+            y = model.apply_layer(layer, x, number, settings)
         if not isinstance(y, jax.Array) or (y.shape, y.dtype) != (x.shape, x.dtype):
             found = f"{y.dtype}{list(y.shape)}" if isinstance(y, jax.Array) else type(y).__name__
             raise ConfigError(
@@ -163,9 +174,9 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         return y, list(settings.cache.new)
 
     return engine.PipelineModel(
-        embed=lambda outer, microbatch: model.embed(outer, microbatch, context(microbatch)),
+        embed=embed,
         layer=lambda layer, x, again: apply_layer(layer, x, again[0], context(again[1])),
-        head=lambda outer, x, microbatch: head(outer, x, microbatch, context(microbatch)),
+        head=scored,
         cached_layer=cached_layer,
         recompute=FULL in recompute,
         tile=TILES.get(mesh.devices.flat[0].platform),

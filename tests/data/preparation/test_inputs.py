@@ -41,7 +41,8 @@ def test_lines_that_begin_where_a_piece_does(tmp_path, monkeypatch):
 def test_a_file_that_several_inputs_bring_is_read_once(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.txt").write_text("a")
-    (tmp_path / "b.txt").write_text("b")
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfb")
+    (tmp_path / "sub" / "link.txt").symlink_to("../b.txt")
     assert sorted(texts_of(tmp_path / "**")) == ["a", "b"]  # the pattern matches the folder and its file
     assert texts_of(tmp_path / "sub", tmp_path / "b.txt", tmp_path, tmp_path / "sub" / "a.txt") == ["a", "b"]
     twice = [str(tmp_path / "b.txt"), f"{tmp_path}/sub/../b.txt"]
@@ -49,6 +50,7 @@ def test_a_file_that_several_inputs_bring_is_read_once(tmp_path):
         DataError, match=r"--input names .*/b\.txt twice, and each file is prepared once\. Name it once"
     ):
         find_files(twice)
+    (tmp_path / "sub" / "link.txt").unlink()
     (tmp_path / "sub" / "a.txt").write_bytes(b"\0")
     for names in (("sub", "sub/a.txt"), ("sub/a.txt", "sub")):  # the file is named, so that it must be a text
         assert find_files([str(tmp_path / name) for name in names]) == [(str(tmp_path / "sub/a.txt"), False)]

@@ -31,7 +31,8 @@ class Entry:
     """A checkpoint of a workdir. Whether its files are whole, only `verify` tells."""
 
     path: Path
-    # "finished", "unfinished" (a process was ended while it wrote it, or writes it now) or "set aside" (`Checkpoints`)
+    # "finished", "unfinished" (a process was ended while it wrote it, or writes it now), "set aside" (`Checkpoints`) or
+    # "renamed" (its name is no step, so that nothing reads it)
     state: str
     num_bytes: int  # of all its files
     written: float  # when, in seconds since 1970: the time of its newest file
@@ -139,7 +140,12 @@ def _entry(path: Path, folder: str) -> Entry:
         with contextlib.suppress(FileNotFoundError):  # a run that writes or deletes it now
             if file.is_file():
                 size, written = size + file.stat().st_size, max(written, file.stat().st_mtime)
-    state = "set aside" if folder == FOLDERS[-1] else "unfinished" if is_unfinished(path) else "finished"
+    if folder == FOLDERS[-1]:
+        state = "set aside"
+    elif is_unfinished(path):
+        state = "unfinished"
+    else:
+        state = "finished" if is_step(path.name) else "renamed"
     entry = Entry(path, state, size, written)
     if state == "unfinished":
         return entry
