@@ -2,8 +2,8 @@
 
 The task is made of the standard library's source by experiments/make_task.py, which tells how well a bag of words does.
 It reads the weights in /tmp/bert_tiny and the task in /tmp/swaps, where the commands of docs/bert.md put them. Expect
-91% of the held-out lines after two to four minutes. The run ends when three evaluations have been no better, and keeps
-its best weights.
+91% of the held-out lines after one and a half to four minutes. The run ends when three evaluations have been no better,
+and keeps its best weights.
 
     python experiments/train.py --config=configs/bert_swaps.py --workdir=/tmp/bert_swaps
 """

@@ -1,9 +1,10 @@
 """A byte-level BERT small enough for a laptop's CPU, trained on the source of Python's standard library.
 
 Masked language model (Devlin et al., NAACL 2019) with pre-LN layers, which train in so few steps without a long warm-up
-(Shoeybi et al. 2019). Expect it to tell some 54% of the masked bytes after two to four minutes; always saying the most
-common one is right for 28% (experiments/evaluate.py tells both). Short sequences and large initial weights are what
-lets it learn so soon where to look: with 128 bytes and the usual 0.02 it knows little but how common bytes are by then.
+(Shoeybi et al. 2019). Expect it to predict some 54% of the masked bytes after one and a half to four minutes; always
+saying the most common one is right for 28% (experiments/evaluate.py tells both). Short sequences and large initial
+weights are what lets it learn so soon where to look: with 128 bytes and the usual 0.02 it knows little but how common
+bytes are by then.
 Eight devices, two along each axis of the mesh, with two chunks of one layer on each rank of the pipe; on a CPU fiddlex
 makes them up.
 

@@ -79,7 +79,10 @@ def test_verify(workdir: pathlib.Path) -> None:
     done = call("checkpoint", "verify", workdir, status=1)
     assert f"\n  file {name}: it is not what was written" in done.stdout
     assert done.stdout.count(": whole; ") == 2
-    assert f"1 of 3 checkpoints is damaged: {workdir}/checkpoints/10. Put back an intact copy" in done.stderr
+    assert (
+        f"1 of 3 checkpoints is damaged: {workdir}/checkpoints/10. Put back an intact copy; until then fiddlex goes on "
+        "from the newest whole one."
+    ) in done.stderr
     assert call("checkpoint", "verify", workdir, 8).stdout.count(": whole; ") == 2  # the best one too
     (found,) = as_json("verify", workdir, 10, status=1)["checkpoints"]
     assert list(found["damaged_files"]) == [name]
@@ -98,10 +101,29 @@ def test_verify_of_a_damaged_list_of_files(workdir: pathlib.Path) -> None:
     ) in done.stdout
     shutil.rmtree(workdir / "best")
     done = call("checkpoint", "verify", workdir, 8, status=1)
-    assert f"1 of 1 checkpoint is damaged: {workdir}/checkpoints/8. Put back" in done.stderr
+    assert (
+        f"1 of 1 checkpoint is damaged: {workdir}/checkpoints/8. Put back an intact copy; until then fiddlex goes on "
+        "from the newest of the others that is whole. To see whether one is, run fiddlex checkpoint verify without a "
+        "step."
+    ) in done.stderr
     shutil.rmtree(workdir / "checkpoints" / "10")
     done = call("checkpoint", "verify", workdir, 9, status=1)
     assert "has no finished checkpoint of step 9. It has that of step 8." in done.stderr
+
+
+def test_verify_without_a_whole_checkpoint_says_that_the_run_cannot_go_on(workdir: pathlib.Path) -> None:
+    for step in ("8", "10"):
+        (workdir / "checkpoints" / step / "SHA256SUMS").write_bytes(b"\xff garbage")
+    text = (
+        "The run cannot go on, since no checkpoint in checkpoints/ is whole. Put back an intact copy, or choose a new "
+        "--workdir to start again."
+    )
+    done = call("checkpoint", "verify", workdir, status=1)
+    assert done.stdout.count(": whole; ") == 1  # the best weights, from which no run goes on
+    assert f"2 of 3 checkpoints are damaged: {workdir}/checkpoints/8, {workdir}/checkpoints/10. {text}" in done.stderr
+    shutil.rmtree(workdir / "checkpoints" / "8")
+    done = call("checkpoint", "verify", workdir, 10, status=1)
+    assert f"1 of 1 checkpoint is damaged: {workdir}/checkpoints/10. {text}" in done.stderr
 
 
 def test_verify_of_a_damaged_array_without_a_list_of_files(workdir: pathlib.Path) -> None:

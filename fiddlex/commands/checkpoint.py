@@ -103,8 +103,26 @@ def _verify(workdir: pathlib.Path, step: int | None) -> None:
     if damaged := [str(verdict.path) for verdict in verdicts if not verdict.whole]:
         raise CheckpointError(
             f"{len(damaged)} of {counted(len(verdicts), 'checkpoint')} {'is' if len(damaged) == 1 else 'are'} damaged: "
-            f"{', '.join(damaged)}. Put back an intact copy; until then fiddlex goes on from the newest whole one."
+            f"{', '.join(damaged)}. {_remedy(workdir, verdicts)}"
         )
+
+
+def _remedy(workdir: pathlib.Path, verdicts: "list[Verdict]") -> str:
+    """What to do about damaged checkpoints; a run goes on from those in `checkpoints/` alone, and not from `best/`."""
+    from fiddlex.train.run.checkpoints.inventory import RESUMABLE, finished
+
+    if any(verdict.whole and verdict.path.parent.name == RESUMABLE for verdict in verdicts):
+        return "Put back an intact copy; until then fiddlex goes on from the newest whole one."
+    judged = {verdict.path for verdict in verdicts}
+    if any(path.parent.name == RESUMABLE and path not in judged for path in finished(workdir)):
+        return (
+            "Put back an intact copy; until then fiddlex goes on from the newest of the others that is whole. To see "
+            "whether one is, run fiddlex checkpoint verify without a step."
+        )
+    return (
+        f"The run cannot go on, since no checkpoint in {RESUMABLE}/ is whole. Put back an intact copy, or choose a new "
+        "--workdir to start again."
+    )
 
 
 def _judged(verdict: "Verdict", workdir: pathlib.Path) -> str:

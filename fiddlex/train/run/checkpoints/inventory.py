@@ -23,6 +23,7 @@ from fiddlex.train.run.checkpoints.stored_arrays import StoredArrays
 
 FOLDERS = ("checkpoints", "best", "damaged_checkpoints")  # of a workdir, in the order in which they are told
 USABLE = FOLDERS[:2]  # from which fiddlex reads
+RESUMABLE = FOLDERS[0]  # from whose checkpoints a run goes on
 Progress = Callable[[str, int], None]  # is called with what was read and its bytes
 
 
