@@ -122,7 +122,8 @@ class SplitVjp:
         arguments = graph.arguments[:num_given] + graph.arguments[num_given + 1 :]  # x is stashed like any residual
         known = {*arguments, *graph.constants, *graph.made_by(free)}
         stashed = [name for name in dict.fromkeys(filter(_is_name, names)) if name not in known]
-        dtypes = dict(zip(graph.outputs, (each.dtype for each in closed.out_avals), strict=True))
+        outputs = zip(graph.outputs, closed.out_avals, strict=True)
+        dtypes = {name: each.dtype for name, each in outputs if _is_name(name)}
         unencoded = _unencoded(graph, graph.arguments[num_given])
         return _Residuals(
             closed,
@@ -218,7 +219,7 @@ class _Graph:
 
     def needed(self, outputs: Sequence[Any]) -> set[int]:
         """The positions of the equations on which `outputs` depend."""
-        wanted, positions = set(outputs), set()
+        wanted, positions = set(filter(_is_name, outputs)), set()
         for position in reversed(range(len(self.equations))):
             if wanted.intersection(self.equations[position].outputs):
                 wanted.update(self.equations[position].reads())
@@ -280,7 +281,7 @@ def _partition(graph: _Graph, known: set[int]) -> _Parts:
         if not late[-1]:
             first |= own
     free = graph.following(known)
-    late_outputs = [output for output, is_late in zip(weights, late, strict=True) if is_late]
+    late_outputs = [output for output, is_late in zip(weights, late, strict=True) if is_late and _is_name(output)]
     second = graph.needed(late_outputs) - (first - free)
     made = {name for position in second for name in equations[position].outputs}
     read = {name for position in second for name in equations[position].reads()} | set(late_outputs)

@@ -34,6 +34,11 @@ def constants(weights: dict, x: jax.Array, again: Any) -> jax.Array:
     return x * x * table + (x @ weights["square"]) * (x @ weights["square"]) * again[0]
 
 
+def literals(weights: dict, x: jax.Array, again: Any) -> jax.Array:
+    """Residuals that are numbers of the program, as a layer of the user's may have."""
+    return x + jnp.sin(x @ weights["square"]) * 2.0 / (1.0 - 0.1)
+
+
 @pytest.fixture
 def weights() -> dict[str, jax.Array]:
     keys = iter(jax.random.split(jax.random.key(0), 6))
@@ -49,7 +54,7 @@ def weights() -> dict[str, jax.Array]:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("function", [mlp, inner_jit, constants])
+@pytest.mark.parametrize("function", [mlp, inner_jit, constants, literals])
 def test_parts_give_what_vjp_gives(function: Any, recompute: bool, weights: dict[str, jax.Array]) -> None:
     x, dy = jax.random.normal(jax.random.key(1), (2, *TOKENS, HIDDEN))
     again = (jnp.int32(3), jax.random.key(2))
