@@ -353,9 +353,8 @@ def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:
 
 def _registering(config: Config) -> str:
     """The config file of the command line if that registers the family or the schedule of `config`; else empty."""
-    if config.model.family in families.BUILT_IN and config.pipeline.schedule not in {*GENERATORS} - {
-        *generators.BUILT_IN
-    }:
+    registered = set(GENERATORS).difference(generators.BUILT_IN)
+    if config.model.family in families.BUILT_IN and config.pipeline.schedule not in registered:
         return ""
     file, colon, argument = str(config_flags.get_config_filename(flags.FLAGS["config"])).partition(":")
     return f"{os.path.abspath(file)}{colon}{argument}"

@@ -68,7 +68,7 @@ def read_text(path: Path) -> list[Document]:
     """The text file `path`, or every text file below the folder `path`.
 
     In a folder, hidden files and folders, files with a NUL byte in their first 8 KiB, files that are not UTF-8, further
-    links to a file and empty files are left out; the log reports all but the hidden and the empty ones. A byte
+    symbolic links to a file and empty files are left out; the log reports all but the hidden and the empty ones. A byte
     order mark is no text; newlines are not changed.
 
     Raises:
@@ -108,8 +108,8 @@ def file_states(path: Path | None) -> list[tuple[str, int, int]]:
 def files_below(root: Path, *, skip: Callable[[str], bool]) -> list[tuple[str, Path]]:
     """Name and path of the regular files below `root`, in the order of their names; `skip` judges each path part.
 
-    Of a file and the links to it only one is taken, a link only where the file is not there: else a text could be both
-    trained on and held out. The log names the others.
+    Of a file and the symbolic links to it only one is taken, a link only where the file is not there: else a text could
+    be both trained on and held out. The log names the others.
     """
     found = sorted((path.relative_to(root).as_posix(), path) for path in _walk(root, skip) if path.is_file())
     taken: dict[Path, str] = {}
