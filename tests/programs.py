@@ -109,10 +109,12 @@ def started(
             process.join()
 
 
-def call(program: str | pathlib.Path, *arguments: object, status: int = 0, **options: object) -> Ended:
+def call(
+    program: str | pathlib.Path, *arguments: object, status: int = 0, timeout_s: float = 300, **options: object
+) -> Ended:
     """Runs a program to its end, and asserts that it exits with `status` and shows no traceback; see `started`."""
     with started(program, *arguments, **options) as running:  # type: ignore[arg-type]
-        done = running.wait()
+        done = running.wait(timeout_s)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return done

@@ -234,5 +234,6 @@ def test_pytorch_trains_the_same_model(dtype: str, tolerance: float) -> None:
     names = "torch,torch:microbatches=1,torch-gpipe,torch-1f1b:layers=3+1,torch-interleaved,torch-zbv"
     arguments = [f"--against={names}", f"--python=torch={PYTHON}", "--config.pipeline.num_microbatches=4"]
     arguments += [f"--config.model.dtype={dtype}", f"--tolerance={tolerance}"]
-    facts = call("benchmark", *CONFIG, *arguments, "--rounds=2", "--steps=1", "--format=json")
+    arguments += ["--rounds=2", "--steps=1", "--format=json"]
+    facts = call("benchmark", *CONFIG, *arguments, timeout_s=1200)  # PyTorch starts six times, one after another
     assert len(json.loads(facts.stdout.splitlines()[-1])["systems"]) == 7
