@@ -112,13 +112,12 @@ def files_below(root: Path, *, skip: Callable[[str], bool]) -> list[tuple[str, P
     be both trained on and held out. The log names the others.
     """
     found = sorted((path.relative_to(root).as_posix(), path) for path in _walk(root, skip) if path.is_file())
-    taken: dict[Path, str] = {}
-    for name, path in sorted(found, key=lambda each: each[1].is_symlink()):
-        taken.setdefault(path.resolve(), name)
-    for name, path in found:
-        if (first := taken[path.resolve()]) != name:
+    links = {name: os.path.realpath(path) for name, path in found if path.is_symlink()}
+    taken = {f"{os.path.realpath(root)}/{name}": name for name, _ in found if name not in links}
+    for name, file in links.items():
+        if (first := taken.setdefault(file, name)) != name:
             logger.warning("%s: %s is the file %s again, and is read once.", root, name, first)
-    return [each for each in found if taken[each[1].resolve()] == each[0]]
+    return [(name, path) for name, path in found if name not in links or taken[links[name]] == name]
 
 
 def _walk(root: Path, skip: Callable[[str], bool]) -> Iterator[Path]:

@@ -270,8 +270,8 @@ MUTATIONS = (
     Mutation(
         "links-to-a-text-read-as-other-texts",
         "fiddlex/data/documents.py",
-        old="return [each for each in found if taken[each[1].resolve()] == each[0]]",
-        new="return found",
+        old="if name not in links or taken[links[name]] == name]",
+        new="]",
         tests=("tests/data/test_documents.py::test_folder",),
     ),
     Mutation(
