@@ -59,8 +59,8 @@ def result_config(
     check_same_shapes(saved, config, workdir)
     if processes.is_first() and _scores_trained(saved.data, config.data):
         logger.warning(
-            "The run trained on %.4g%% of %s, and now only %.4g%% are not held out: some of what is scored is what the "
-            "run trained on.",
+            "The run trained on %.4g%% of %s, and now only %.4g%% are not held out: what is scored may be what the run "
+            "trained on, unless the source has held-out data of its own.",
             100 * saved.data.trained_share,
             config.data.source,
             100 * config.data.trained_share,
