@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from fiddlex.config import MeshConfig
+from fiddlex.config.overrides import replaced
 from fiddlex.config.sections import AXES
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory, device_memory
@@ -244,7 +245,10 @@ def _check_streams(problem: Problem) -> None:
         return
     if layout := next(layouts(problem), None):
         layout.applied(problem.config).validate()
-    elif refused := problem.refused_width(problem.num_devices):
+        return
+    refused = problem.refused_width(problem.num_devices)
+    of_any_width = dataclasses.replace(problem, config=replaced(problem.config, {"optimizer.zero1": False}))
+    if refused and any(layouts(of_any_width)):
         raise ConfigError(refused)
 
 

@@ -503,4 +503,11 @@ MUTATIONS = (
         new="number",
         tests=("tests/planner/test_profile.py::test_a_machine_is_found_again_from_its_steps",),
     ),
+    Mutation(
+        "a-width-blamed-where-another-rule-refuses",
+        "fiddlex/planner/search.py",
+        old="if refused and any(layouts(of_any_width)):",
+        new="if refused:",
+        tests=("tests/planner/test_search.py::test_it_finds_what_looking_at_every_layout_finds",),
+    ),
 )

@@ -38,6 +38,7 @@ from tests.planner.problems import a_problem, servers_of, streaming
 )
 @example(1, 3, 2, 12, "time", ("sync",), 2, "a100_80", 1e9, "streaming", 1.0)  # where a slow link makes ties
 @example(1, 3, 4, 4, "memory", ("sync",), 8, "tpu_v5e", 1e9, "streaming", 0.0)  # where weights are most of all
+@example(4, 2, 3, 4, "time", ("sync",), 2, "tpu_v5e", 1e9, "streaming", 0.0)  # where libtpu refuses a width too
 def test_it_finds_what_looking_at_every_layout_finds(
     num_devices, layers, heads, batch, objective, semantics, per_server, name, bandwidth, kind, share
 ):

@@ -200,9 +200,14 @@ def test_the_line_of_progress_never_wraps(columns: int) -> None:
 
 
 def test_the_line_of_progress_follows_the_width() -> None:
-    with recorded([sys.executable, "-c", PROGRAM], ENVIRONMENT, columns=200) as shown:
-        shown.follow_to("/40 steps")
+    def whole() -> str:
+        """The last line if it is one of progress that was read to its end."""
+        line = shown.last_lines[-1] if shown.last_lines else ""
+        return line if line.startswith("Training") and line.endswith("left") else ""
+
+    endless = PROGRAM.replace("40", "1000000").replace("41", "1000000")  # it cannot end before a slow reader reads it
+    with recorded([sys.executable, "-c", endless], ENVIRONMENT, columns=200) as shown:
+        shown.follow(lambda: len(whole()) > 50)
         shown.resize(50)
-        assert shown.ended() == 0
-    bars = [line for line in shown.last_lines if line.startswith("Training")]
-    assert len(bars[0]) > 50 > len(bars[-1])  # a slow reader sees some that were drawn before
+        shown.follow(lambda: 0 < len(whole()) < 50)
+        assert 0 < len(whole()) < 50
