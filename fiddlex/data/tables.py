@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from fiddlex.data.bad_lines import MISSING_KEY, BadLineError, nearest
+from fiddlex.data.documents import BYTE_ORDER_MARK
 from fiddlex.errors import DataError
 from fiddlex.files.places import absolute
 from fiddlex.terminal.readable import counted, shown
@@ -22,7 +23,7 @@ from fiddlex.terminal.readable import counted, shown
 T = TypeVar("T")
 U = TypeVar("U")
 
-UTF8_MARK = b"\xef\xbb\xbf"
+UTF8_MARK = BYTE_ORDER_MARK.encode()
 _LINE_REMEDY = "Mend the line, or set data.skip_bad_lines=True to pass over lines like it."
 _KEYS_REMEDY = (
     "Where no line of the file has that key, name another key or another file; else mend the line, or set "
