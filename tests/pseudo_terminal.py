@@ -46,7 +46,9 @@ class Recording:
     @property
     def lines(self) -> list[str]:
         """The lines of the screen, without those at its end that are empty."""
-        lines = [line.rstrip() for line in self._screen.display]
+        rows = self._screen.buffer  # holds what was drawn; `Screen.display` takes a second on a busy machine
+        drawn = [rows[y] for y in range(max(rows, default=-1) + 1)]
+        lines = ["".join(row[x].data for x in range(max(row, default=-1) + 1)).rstrip() for row in drawn]
         while lines and not lines[-1]:
             lines.pop()
         return lines

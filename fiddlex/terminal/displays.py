@@ -23,6 +23,7 @@ _LOG_WIDTH = 120
 _NOTEBOOK_S = 0.5  # between two drawings in a notebook
 _CLEAR = "\r\x1b[2K\x1b[?25h"  # empties the line, and shows the cursor
 _DEFAULT_WIDTH = 80
+_WIDEST = 10_000  # columns of any terminal
 _WATCH_S = 1.0  # between two looks at how long a phase has lasted
 
 
@@ -83,7 +84,10 @@ class Terminal(Display):
         from rich.console import Console
         from rich.live import Live
 
-        console = Console(stderr=True, force_terminal=True, force_jupyter=False, highlight=False, soft_wrap=True)
+        # The line fits the terminal as it is; rich would cut it at $COLUMNS, which readline sets to what once was true.
+        console = Console(
+            stderr=True, width=_WIDEST, force_terminal=True, force_jupyter=False, highlight=False, soft_wrap=True
+        )
         return Live(
             console=console,
             get_renderable=self._line,

@@ -206,8 +206,9 @@ def test_the_line_of_progress_follows_the_width() -> None:
         return line if line.startswith("Training") and line.endswith("left") else ""
 
     endless = PROGRAM.replace("40", "1000000").replace("41", "1000000")  # it cannot end before a slow reader reads it
-    with recorded([sys.executable, "-c", endless], ENVIRONMENT, columns=200) as shown:
-        shown.follow(lambda: len(whole()) > 50)
+    stale = {**ENVIRONMENT, "COLUMNS": "80"}  # as readline sets it for the processes that its own process starts
+    with recorded([sys.executable, "-c", endless], stale, columns=200) as shown:
+        shown.follow(lambda: len(whole()) > 80)
         shown.resize(50)
         shown.follow(lambda: 0 < len(whole()) < 50)
         assert 0 < len(whole()) < 50
