@@ -75,10 +75,12 @@ def train(
             "layers": [
                 version(d, lambda d, i=i: d.layers[i], lambda w, i=i: w["layers"][i]) for i, d in enumerate(lag.layers)
             ],
-            "head": version(lag.head, lambda d: d.head, lambda w: w["head"] | {"tokens": w["embedding"]["tokens"]}),
+            "head": version(lag.head, lambda d: d.head, lambda w: w["head"] | {"tokens": _table(w)}),
         }
         loss, grads = jax.value_and_grad(loss_fn or gpt_loss_fn)(stale, batch, jnp.int32(number), config)
-        grads["embedding"]["tokens"] += grads["head"].pop("tokens")  # they are tied
+        tied = grads["head"].pop("tokens")
+        if jax.tree.leaves(tied):
+            grads["embedding"]["tokens"] = jax.tree.map(jnp.add, grads["embedding"]["tokens"], tied)
         norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(grads)))
         most = config.optimizer.clip_norm
         scale = jnp.float32(most / norm if most and norm > most else 1)
@@ -97,6 +99,11 @@ def train(
         losses.append(float(loss))
         norms.append(float(norm))
     return {"losses": losses, "norms": norms, "grads": first_grads, "weights": weights}
+
+
+def _table(weights: Tree) -> Tree:
+    """The embedding's table, which the head may use too; empty where there is none of that name."""
+    return weights["embedding"].get("tokens", {})
 
 
 def extrapolated(history: list[Tree], config: Config) -> Tree:
@@ -122,7 +129,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     section = config.optimizer
     rate = optax.constant_schedule(section.learning_rate)
     # Names of the matrices; norms and biases are left alone.
-    decayed = {"kernel", "tokens", "positions", "token_types", "score", "output"}
+    decayed = {"kernel", "tokens", "positions", "token_types", "score", "output", "embedding"}
 
     def decay(weights: Tree) -> Tree:
         return jax.tree_util.tree_map_with_path(lambda path, w: path[-1].key in decayed, weights)

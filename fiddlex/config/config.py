@@ -21,6 +21,7 @@ from fiddlex.config.sections import MeshConfig, ModelConfig, OptimizerConfig, Pi
 from fiddlex.config.train_section import TrainConfig
 from fiddlex.config.unused import reset_unused, unused
 from fiddlex.config.values.every import Every
+from fiddlex.config.values.recompute import FULL
 from fiddlex.config.values.schedule_source import source_of
 from fiddlex.config.values.source import KINDS, forms
 from fiddlex.errors import ConfigError
@@ -114,6 +115,7 @@ class Config(Checked, prefix="config."):
                 f"pipeline.num_chunks={self.pipeline.num_chunks}: each stage needs a layer. Lower either of them, or "
                 "take more layers."
             )
+        _check_parts(self)
         _check_layers("mesh.sequence_parallel", mesh.sequence_parallel, model.family, "take a part of the sequence")
         _check_layers("model.dropout", model.dropout, model.family, "drop anything")
         if mesh.sequence_parallel:
@@ -183,6 +185,11 @@ class Config(Checked, prefix="config."):
             raise ConfigError(
                 f"train.sample_tokens={self.train.sample_tokens} with model.objective={task}: only lm can go on with a "
                 "text. Use 0."
+            )
+        if self.train.sample_tokens and not family(self.model.family).attends:
+            raise ConfigError(
+                f"train.sample_tokens={self.train.sample_tokens} with model.family={self.model.family}: its layers "
+                "keep no keys and values of earlier tokens, so they cannot go on with a text. Use 0."
             )
         if self.train.patience and not (self.train.eval_every and self.train.checkpoint_every):
             raise ConfigError(
@@ -271,6 +278,21 @@ def _check_layers(field: str, value: float, name: str, what: str) -> None:
         raise ConfigError(
             f"{field}={value} with model.family={name}: this family does not say that its layers {what}. Use {field}="
             f"{type(value)(0)}, or register it with Family(…, {fact}=True) if they do (docs/models.md)."
+        )
+
+
+def _check_parts(config: Config) -> None:
+    """Checks that nothing is asked of the parts of layers that are known as wholes only."""
+    name, parts = config.model.family, config.pipeline.recomputed - {FULL}
+    if config.mesh.tensor > 1 and not family(name).tensor_parallel:
+        raise ConfigError(
+            f"mesh.tensor={config.mesh.tensor} with model.family={name}: tensor ranks cannot each have a part of this "
+            "family's layers. Use mesh.tensor=1, and mesh.pipe or mesh.data for more devices."
+        )
+    if parts and not family(name).attends:
+        raise ConfigError(
+            f"pipeline.recompute={config.pipeline.recompute} with model.family={name}: no part of this family's layers "
+            f"is known by that name. Use none or {FULL}, or jax.checkpoint inside the layer."
         )
 
 

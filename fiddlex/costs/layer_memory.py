@@ -89,8 +89,8 @@ class LayerMemory:
     @property
     def _reader(self) -> Operation:
         """The operation that saves the layer's input: the first norm, or in post-LN the first product."""
-        first = self.network.products[0]
-        return self.network.operations[0] if first.made_by else first
+        first = next((each for each in self.network.operations if isinstance(each, Product)), Operation())
+        return self.network.operations[0] if isinstance(first, Product) and first.made_by else first
 
     def _masks(self, branch: Sequence[Operation]) -> int:
         """Bytes of the masks of a branch's dropout, without that inside attention."""
@@ -113,14 +113,8 @@ class LayerMemory:
         return math.prod(product.kernel(self.arrays.tensor))
 
     def weight_stash(self) -> int:
-        """Bytes that I saves for W: gradients of the products' outputs and, with `full` recomputation, their inputs."""
-        products, pieces = [each for each in self.network.products if not each.shares_input], self.arrays.parts > 1
-        # Products in pieces exchange in I all that they need: whole gradients of the outputs of row-parallel products,
-        # and the whole inputs of column-parallel ones, whether they are recomputed or not.
-        gathered = sum(self._whole_input(each) for each in products if each.split == "outputs" and pieces)
-        local = sum(each.saved_input(self.arrays) for each in products if each.split != "outputs" or not pieces)
-        gradients = sum(map(self._outputs, self.network.products))
-        return (gradients + gathered + local * self._again) * self.arrays.operand
+        """Bytes that I saves for W."""
+        return sum(each.left(self.arrays) for each in self.network.operations)
 
     def working(self) -> int:
         """Bytes at the peak of the layer's passes: in attention's forward pass, or in a branch's backward pass.
@@ -143,7 +137,7 @@ class LayerMemory:
             if self.arrays.parts > 1:
                 moments.append(before * again + self._gathered_again(branch, again=again))
             before += saved
-        kernel = max(map(self._kernel, self.network.products))
+        kernel = max(map(self._kernel, self.network.products), default=0)
         return max(moments) + 2 * (kernel + self.arrays.residual) * self.arrays.itemsize
 
     def _gathered_again(self, branch: Branch, *, again: bool) -> int:

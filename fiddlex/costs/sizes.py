@@ -8,7 +8,7 @@ numbers are those of the config's model, whatever the mesh; they leave out rows 
 
 from fiddlex.config import Config, ModelConfig
 from fiddlex.models.registry import network_of
-from fiddlex.models.spec import Network, leaves
+from fiddlex.models.spec import Network, Product, leaves
 
 
 def num_parameters(config: Config) -> int:
@@ -65,12 +65,18 @@ def _layers_flops(network: Network, config: Config) -> int:
     """Operations of the layers' forward pass over one example."""
     weights = sum(each.inputs * each.outputs for each in network.products)  # a multiply-add for each weight and token
     attention = 2 * config.model.seq_len * network.attention.width  # one each for the scores and for the values
-    tokens = network.task.num_sequences * config.model.seq_len
-    return 2 * tokens * network.num_layers * (weights + attention)
+    inner = sum(each.flops for operation in network.operations for each in operation.inner)
+    of_sequence = 2 * config.model.seq_len * (weights + attention) + inner
+    return network.task.num_sequences * network.num_layers * of_sequence
 
 
 def _head_flops(network: Network) -> int:
     """Operations of the head's forward pass over one example."""
     task = network.task
     number = {"scored": task.num_scored, "first": task.num_sequences}
-    return 2 * sum(number[each.positions] * each.inputs * each.outputs for each in network.scoring)
+    return sum(
+        2 * number[each.positions] * each.inputs * each.outputs
+        if isinstance(each, Product)
+        else task.num_sequences * each.flops
+        for each in network.scoring
+    )

@@ -127,7 +127,8 @@ def layer_work(config: Config, *, flash: bool = False, in_blocks: bool = False) 
     around, (scores, values) = tuple(map(sizes.in_pieces, sizes.products())), sizes.attention()
     inputs = tuple(product.gradients[0] for product in around)
     weights = tuple(product.gradients[1] for product in sizes.products())
-    in_attention = (*scores.gradients, *values.gradients)
+    of_layer = sizes.inner()
+    in_attention = (*scores.gradients, *values.gradients, *(each for one in of_layer for each in one.gradients))
     streams = sizes.streams()
     if flash:
         seen = 2 if sizes.network.attention.causal else 1  # a causal kernel computes half of the S × S square
@@ -141,7 +142,7 @@ def layer_work(config: Config, *, flash: bool = False, in_blocks: bool = False) 
         softmax, softmax_backward = sizes.softmax(), 2 * sizes.softmax()
     copies = sizes.copied()
     of_products, of_others = _encoded(config, flash=flash)
-    forward = Work((*around, *inner), streams + softmax + copies + of_products + of_others)
+    forward = Work((*around, *of_layer, *inner), streams + softmax + copies + of_products + of_others)
     return LayerWork(
         forward,
         _again(sizes, forward, Work() if flash else Work((scores,), softmax)),
@@ -212,8 +213,8 @@ def edge_work(config: Config, *, shards: int) -> EdgeWork:
     products = [
         MatrixProduct(scored, each.inputs, columns if each.split == "vocab" else each.outputs)
         for each in sizes.network.scoring
-        if each.positions == "scored"
-    ]
+        if isinstance(each, spec.Product) and each.positions == "scored"
+    ] + [sizes.of_sequences(each) for each in sizes.network.scoring if isinstance(each, spec.InnerProduct)]
     gradients = (gradient for product in products for gradient in product.gradients)
     looked_up = sizes.arrays.tokens * config.model.hidden_size * (FLOAT32 + itemsize)
     softmax = 5 * scored * columns * FLOAT32  # logits to exponentials to gradients, read and written
@@ -245,6 +246,14 @@ class _Sizes:
         """The products with weights, split over tensor ranks as each `Product.split` says."""
         arrays = self.arrays
         return tuple(MatrixProduct(arrays.tokens, *each.kernel(arrays.tensor)) for each in self.network.products)
+
+    def inner(self) -> tuple[MatrixProduct, ...]:
+        """The products without weights, but for those of attention."""
+        return tuple(self.of_sequences(each) for operation in self.network.operations for each in operation.inner)
+
+    def of_sequences(self, product: spec.InnerProduct) -> MatrixProduct:
+        number = product.number * self.arrays.num_sequences
+        return MatrixProduct(product.rows, product.inputs, product.outputs, number)
 
     def in_pieces(self, product: MatrixProduct) -> MatrixProduct:
         """A product of F as it runs beside its exchange: once for each piece of the sequence."""

@@ -9,6 +9,7 @@ of XLA's own operations (`fiddlex.models.blocked_attention`).
 from typing import NamedTuple
 
 from fiddlex.config import Config, ModelConfig
+from fiddlex.config.families import family
 
 CUDNN, SPLASH, BLOCKED = "cudnn", "splash", "blocked"
 CUDNN_CAPABILITY = 8  # the lowest major compute capability for which cuDNN has the kernel
@@ -38,6 +39,8 @@ def flash_kernel(platform: str, config: Config, *, capability: int = 0, dropout:
     `capability` is the major number of a GPU's CUDA compute capability; 0: it has none, or none is known. `dropout`
     says whether attention probabilities are dropped.
     """
+    if not family(config.model.family).attends:
+        return FlashKernel("", f"layers of model.family={config.model.family} attend by code of their own")
     name = {"cpu": BLOCKED, "gpu": CUDNN, "tpu": SPLASH}.get(platform, "")
     model = config.model
     reason = _obstacle(platform, model, capability)

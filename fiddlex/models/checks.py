@@ -16,6 +16,7 @@ from fiddlex.models.spec import (
     Parameters,
     Product,
     Residual,
+    Traced,
 )
 from fiddlex.parallel.axes import MESH_AXES
 
@@ -33,7 +34,7 @@ def check(network: Any, config: Config) -> None:
         for part, parameters in network.parts.items():
             _check_parameters(part, parameters, sizes)
         _check_branches(network)
-        for product in network.scoring:
+        for product in (each for each in network.scoring if isinstance(each, Product)):
             _check_product(product, "scoring", splits=("vocab", ""), positions=("scored", "first"))
     except ConfigError as error:
         raise ConfigError(
@@ -43,7 +44,7 @@ def check(network: Any, config: Config) -> None:
 
 def _check_parameters(path: str, parameters: Parameters, sizes: dict[str, int]) -> None:
     for name, each in parameters.items():
-        if not (isinstance(name, str) and name.isidentifier()):
+        if not (isinstance(name, str) and f"_{name}".isidentifier()):
             raise ConfigError(f"{path} has the name {name!r}; a name is a word of letters, digits and underscores")
         if isinstance(each, dict):
             _check_parameters(f"{path}.{name}", each, sizes)
@@ -80,10 +81,10 @@ def _check_branches(network: Network) -> None:
             if isinstance(after, Product) and after.made_by and not isinstance(before, MAKERS[after.made_by]):
                 maker = MAKERS[after.made_by].__name__
                 raise ConfigError(f"{where} has {after} after {before}; made_by={after.made_by!r} needs {maker} there")
-        if not branch or not isinstance(branch[-1], Residual):
+        if not branch or not isinstance(branch[-1], Residual | Traced):
             raise ConfigError(f"{where} must end in Residual(), where it is added to the residual stream")
     number = sum(isinstance(each, Attention) for each in network.operations)
-    if number != 1:
+    if number != 1 and not any(isinstance(each, Traced) for each in network.operations):
         raise ConfigError(f"a layer has {number} times Attention; it must have it once")
 
 

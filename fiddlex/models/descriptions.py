@@ -54,12 +54,12 @@ def llama(config: Config) -> Network:
     out = functools.partial(linear, std=residual_std(model), bias=False)
     projection = functools.partial(matrix, bias=model.qkv_bias)
     kv = {
-        name: dataclasses.replace(parameter, partial=replicas > 1)
+        name: dataclasses.replace(parameter, partial=("tensor",) * (replicas > 1))
         for name, parameter in projection(
             (hidden, kv_heads, size), ("hidden", "heads" if replicas == 1 else None, None)
         ).items()
     }
-    head_scale = {"scale": Parameter((size,), (None,), value=1.0, partial=True)}
+    head_scale = {"scale": Parameter((size,), (None,), value=1.0, partial=("tensor",))}
     up = matrix((hidden, units), ("hidden", "mlp"))
     layer = {
         "attention_norm": norm(hidden, bias=False),

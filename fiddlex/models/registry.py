@@ -4,6 +4,7 @@ Imports no model until a caller asks for one, so that descriptions are available
 """
 
 import contextlib
+import inspect
 import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -55,8 +56,9 @@ def make_model(config: Config) -> "Model":
 def errors_of_family(name: str, made: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """A context in which an error of a user's family names the line where its code, that of `made`, fails.
 
-    `made` is a function or a class. What code of fiddlex's own families raises is passed on.
+    `made` is a function or a class, or wraps one. What code of fiddlex's own families raises is passed on.
     """
+    made = inspect.unwrap(made)
     members = vars(made).values() if isinstance(made, type) else ()
     codes = (getattr(each, "__code__", None) for each in (made, *members))
     path = next((code.co_filename for code in codes if code), None)

@@ -9,8 +9,9 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+from fiddlex.config.values.recompute import FULL
 from fiddlex.models.device_arrays import WORD, DeviceArrays, Saved
 from fiddlex.models.task_sizes import Task
 from fiddlex.parallel.axes import LogicalAxes
@@ -40,8 +41,8 @@ class Parameter:
     decays: bool = False  # whether weight decay applies: to matrices and tables, not to biases and the scales of norms
     # inputs and outputs of a product's kernel; None for any other weight, also for the table of an embedding
     matrix: Matrix | None = None
-    # whether each tensor rank computes only a part of the gradient, although it has the whole weight
-    partial: bool = False
+    # mesh axes whose ranks each compute only a part of the gradient, although each has the whole weight
+    partial: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -119,6 +120,15 @@ class Operation:
         """Elements that a backward pass holds besides what is saved; of attention, without those inside it."""
         return 0
 
+    def left(self, arrays: DeviceArrays) -> int:
+        """Bytes that a backward pass in two parts saves from the first part, I, for the second, W."""
+        return 0
+
+    @property
+    def inner(self) -> "tuple[InnerProduct, ...]":
+        """The products without weights that the operation consists of; of attention, none."""
+        return ()
+
     @property
     def products(self) -> "tuple[Product, ...]":
         """The products with weights that the operation consists of."""
@@ -183,6 +193,33 @@ class Product(Operation):
 
     def made_again(self, arrays: DeviceArrays, before: Operation) -> int:
         return before.moved(arrays) * arrays.itemsize * (self.made_by in arrays.recompute)
+
+    def left(self, arrays: DeviceArrays) -> int:
+        """Bytes of the outputs' gradients, and of the inputs that the stash lacks.
+
+        Products in pieces exchange in I all that they need: whole gradients of the outputs of row-parallel products,
+        and the whole inputs of column-parallel ones, whether they are recomputed or not.
+        """
+        elements = arrays.tokens * self.kernel(arrays.tensor)[1]
+        if self.split == "outputs" and arrays.parts > 1:
+            elements += arrays.tokens * self.inputs * (not self.shares_input)
+        elif FULL in arrays.recompute:
+            elements += self.saved_input(arrays) * (not self.shares_input)
+        return elements * arrays.operand
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerProduct:
+    """`number` products of a [rows, inputs] and a [inputs, outputs] matrix for each sequence, of activations."""
+
+    rows: int
+    inputs: int
+    outputs: int
+    number: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.inputs * self.outputs * self.number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,6 +298,64 @@ class Residual(Operation):
         return 2 * WORD * arrays.residual * (arrays.dropout and "masks" in arrays.recompute)
 
 
+NO_ATTENTION = Attention(heads=0, head_size=1, causal=True)  # of a layer without that operation
+
+
+class Linear(NamedTuple):
+    """A size that grows with the number of sequences in a microbatch."""
+
+    fixed: int
+    each: int  # of a sequence
+
+    def of(self, arrays: DeviceArrays) -> int:
+        return self.fixed + self.each * arrays.num_sequences
+
+
+class TracedArray(NamedTuple):
+    """An array that a traced layer saves."""
+
+    elements: Linear
+    width: int
+    itemsize: int
+    is_encoded: bool  # where the stash encodes activations
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced(Operation):
+    """A whole layer, counted in a trace of the code that computes it; no tensor rank has only a part of it."""
+
+    with_weights: tuple[Product, ...]
+    without_weights: tuple[InnerProduct, ...]
+    moves: Linear  # elements that its elementwise work reads and writes
+    holds: Linear  # elements
+    saves: tuple[TracedArray, ...]
+    leaves: Linear  # bytes, for W
+    leaves_again: Linear  # bytes, where the backward pass runs the whole layer again
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.with_weights
+
+    @property
+    def inner(self) -> tuple[InnerProduct, ...]:
+        return self.without_weights
+
+    def moved(self, arrays: DeviceArrays) -> int:
+        return self.moves.of(arrays)
+
+    def held(self, arrays: DeviceArrays) -> int:
+        return self.holds.of(arrays)
+
+    def saved(self, arrays: DeviceArrays, before: Operation) -> list[Saved]:
+        return [
+            Saved(each.elements.of(arrays), each.width, each.itemsize, is_input=not each.is_encoded)
+            for each in self.saves
+        ]
+
+    def left(self, arrays: DeviceArrays) -> int:
+        return (self.leaves_again if FULL in arrays.recompute else self.leaves).of(arrays)
+
+
 Branch = tuple[Operation, ...]  # the operations of a branch in order; their result is added to the residual stream
 
 
@@ -275,7 +370,7 @@ class Network:
     num_layers: int  # all have the same description
     hidden: int  # the width of the residual stream
     branches: tuple[Branch, ...]  # of a layer, in the order in which the layer computes them
-    scoring: tuple[Product, ...]  # the matrix products of the head
+    scoring: tuple[Product | InnerProduct, ...]  # the matrix products of the head
 
     @property
     def parts(self) -> Parameters:
@@ -293,8 +388,7 @@ class Network:
 
     @functools.cached_property
     def attention(self) -> Attention:
-        (found,) = (each for each in self.operations if isinstance(each, Attention))
-        return found
+        return next((each for each in self.operations if isinstance(each, Attention)), NO_ATTENTION)
 
     @functools.cached_property
     def products(self) -> list[Product]:

@@ -60,6 +60,10 @@ class SplitVjp:
         by_name = {name: leaf for name, leaf in zip(residuals.names, leaves, strict=True) if _is_name(name)}
         return y, self._encoded(residuals, [by_name[name] for name in residuals.stashed])
 
+    def encodes(self, given: Tree, x: jax.Array, again: Tree) -> list[bool]:
+        """For each array that `forward` stashes, whether it is an activation, which a codec encodes."""
+        return [False] if self._recompute else self._residuals(given, x, again).encoded
+
     def backward(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> tuple[Tree, jax.Array]:
         """The gradients of `given` and `x`; `dy` is the gradient of the function's value."""
         return self._backward(given, again, self._decoded(given, again, stashed, dy), dy)

@@ -186,7 +186,8 @@ def meshes(problem: Problem) -> Iterator[MeshConfig]:
     """All meshes that the model can be cut for, without sequence parallelism and with `data` outermost."""
     model, batch = problem.config.model, problem.config.data.global_batch_size
     for devices in _numbers_of_devices(problem):
-        for tensor in _divisors(math.gcd(math.gcd(model.num_heads, model.mlp_size), devices)):
+        widths = math.gcd(model.num_heads, model.mlp_size) if family(model.family).tensor_parallel else 1
+        for tensor in _divisors(math.gcd(widths, devices)):
             if model.kv_heads % tensor and tensor % model.kv_heads:
                 continue
             for pipe in _divisors(devices // tensor):
@@ -245,6 +246,8 @@ def why_missing(name: str, generator: Generator, pipe: int, chunks: int, num_mic
 
 def recompute_choices(config: Config, *, flash: bool) -> tuple[str, ...]:
     """The values of `pipeline.recompute` to search; with `flash`, a kernel recomputes attention's inside anyway."""
+    if not family(config.model.family).attends:  # nothing knows the parts of such a layer
+        return "none", FULL
     made = {each.made_by for each in network_of(config).products}
     useful = {"attention": not flash, "masks": config.model.dropout > 0}
     parts = [part for part in PARTS if useful.get(part, part in made)]

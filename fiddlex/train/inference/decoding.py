@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from fiddlex.cluster.jax_settings import fixed_settings
 from fiddlex.cluster.together import compiled_by_all
 from fiddlex.config import Config
+from fiddlex.config.families import family
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError
 from fiddlex.models.decoder import Decoder
@@ -43,9 +44,15 @@ SLOTS_AT_ONCE = 64  # slots are allotted in multiples, so that few programs serv
 
 def make_decoding(program: Program) -> "Decoding":
     """The passes of a program's model; raises ConfigError when the model does not predict the next token."""
+    model = program.config.model
+    if not family(model.family).attends:
+        raise ConfigError(
+            f"model.family={model.family} cannot go on with a text: its layers keep no keys and values of earlier "
+            "tokens. It can be trained and evaluated; to generate, apply its modules to the run's weights."
+        )
     if not isinstance(program.model, Decoder):
         raise ConfigError(
-            f"model.objective={program.config.model.task} cannot go on with a text: it predicts no next token. Sample "
+            f"model.objective={model.task} cannot go on with a text: it predicts no next token. Sample "
             "from a model with model.objective=lm."
         )
     return Decoding(program.model, program.config, mesh=program.mesh, layout=program.layout)

@@ -129,7 +129,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
     A microbatch with `keys` runs with dropout. One with `slots` and `starts` is new tokens of texts, see `LayerCache`.
     """
     kernel, exchange, recompute = make_kernel(config, mesh), make_exchange(config, mesh), config.pipeline.recomputed
-    naming_lines = functools.partial(errors_of_family, config.model.family, type(model))
+    naming_lines = functools.partial(errors_of_family, config.model.family, model.code)
 
     def context(microbatch: Batch, earlier: Sequence[jax.Array] = ()) -> Context:
         dropout = None

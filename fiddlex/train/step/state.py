@@ -118,8 +118,7 @@ def _partial(model: Model, config: Config) -> Weights:
     """`WeightLayout.partial`: the axes over which activations are sharded where the weight is used."""
 
     def axes(parameter: Parameter) -> frozenset[str]:
-        split = config.mesh.sequence_parallel or parameter.partial
-        return frozenset((*REPLICAS, "tensor") if split else REPLICAS)
+        return frozenset((*REPLICAS, *parameter.partial, *("tensor",) * config.mesh.sequence_parallel))
 
     return jax.tree.map(axes, model.network.parts)
 

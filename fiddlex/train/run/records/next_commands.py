@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from fiddlex.config import Config
-from fiddlex.config.families import BUILT_IN
+from fiddlex.config.families import BUILT_IN, family
 from fiddlex.data.corpus import corpus_tokenizer
 from fiddlex.train.run.best import DIRECTORY
 
@@ -26,7 +26,8 @@ def next_commands(config: Config, workdir: Path, *, program: str, file: str = ""
     lines = []
     if any((workdir / name).is_dir() for name in ("checkpoints", DIRECTORY)):
         lines.append(f"{_command('evaluate', program)} {where}")
-        if config.model.task == "lm" and corpus_tokenizer(config.data, config.model.vocab_size) is not None:
+        goes_on = config.model.task == "lm" and family(config.model.family).attends
+        if goes_on and corpus_tokenizer(config.data, config.model.vocab_size) is not None:
             prompt = _PROMPTS.get(config.data.source)
             lines.append(f"{_command('generate', program)} {where}" + (f" --prompt={prompt!r}" if prompt else ""))
     events = workdir / "tensorboard"

@@ -1,0 +1,230 @@
+"""One Flax module as two pure functions: one makes its weights, one applies them.
+
+Weights are nested dictionaries of arrays, whose names are those of the module's parameters. A module is made outside
+any trace, and without its parameters' values where it keeps no array outside a `nnx.Variable`.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+from fiddlex.config import ModelConfig
+from fiddlex.errors import ConfigError
+from fiddlex.models.weights import Weights
+
+Tree = Any
+Path = tuple[str, ...]
+MODES = ("deterministic", "train")  # arguments of a call that say whether the module drops anything
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A module of one of the three roles `embed`, `block` and `head`.
+
+    `apply(weights, key, *inputs)` is the module's output; `key` is None where it drops nothing. `bound(weights)` is
+    the module with its weights, to be given to another one.
+    """
+
+    role: str
+    init: Callable[[jax.Array], Weights]  # float32 weights, from a key
+    apply: Callable[..., Any]
+    bound: Callable[[Weights], Any]
+    takes_embed: bool  # whether its call takes the module `embed`, to score with the embedding's table
+
+
+def make_part(
+    role: str, made: Callable[..., Any], config: ModelConfig, given: jax.ShapeDtypeStruct, embed: "Part | None" = None
+) -> Part:
+    """The module that `made(config, rngs=…)` or `made(config)` returns, of NNX or Linen.
+
+    `given` has the shape of the array that its call gets. The head may be called with the module `embed` too.
+
+    Raises:
+      ConfigError: when it is no module, or one that a pipeline cannot run.
+    """
+    takes_rngs = _takes(made, "rngs")
+
+    def make(key: jax.Array) -> Any:
+        return made(config, rngs=nnx.Rngs(key)) if takes_rngs else made(config)
+
+    if takes_rngs:
+        return _nnx(role, make)
+    module = make(jax.random.key(0))
+    if isinstance(module, linen.Module):
+        return _linen(role, module, given, embed)
+    raise _no_module(role, module)
+
+
+def _no_module(role: str, found: Any) -> ConfigError:
+    return ConfigError(
+        f"{role} makes {type(found).__name__}; it must make a flax.nnx.Module from the config and `rngs`, or a "
+        "flax.linen.Module from the config."
+    )
+
+
+def _nnx(role: str, make: Callable[[jax.Array], Any]) -> Part:
+    traced: list[Any] = []
+
+    def split(key: jax.Array) -> tuple[Any, Any]:
+        module = make(key)
+        if not isinstance(module, nnx.Module):
+            raise _no_module(role, module)
+        graph, params, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
+        traced[:] = module, graph
+        return params, rest
+
+    first, second = map(jax.random.key, (0, 1))
+    with nnx.use_eager_sharding(False):  # its annotations name logical axes, and there is no mesh yet
+        params, _ = jax.eval_shape(split, first)
+        # An array outside a Variable is a part of the graph of a module that is made in a trace.
+        make_rest = (lambda key: split(key)[1]) if _holds_tracers(traced[1]) else jax.jit(lambda key: split(key)[1])
+        other, rest = make_rest(second), make_rest(first)
+    module, graph = traced
+    _check_rest(role, rest, other)
+    paths = [_path(path) for path, _ in nnx.to_flat_state(params)]
+    _check_dtypes(role, zip(paths, jax.tree.leaves(params), strict=True))
+    structure = jax.tree.structure(params)
+    modes = _modes(role, type(module).__call__)
+    tags = sorted({each.tag for _, each in nnx.iter_graph(module) if isinstance(each, nnx.RngStream)})
+
+    def init(key: jax.Array) -> Weights:
+        with nnx.use_eager_sharding(False):
+            return _nested(zip(paths, jax.tree.leaves(nnx.state(make(key), nnx.Param)), strict=True))
+
+    def bound(weights: Weights) -> Any:
+        state = jax.tree.unflatten(structure, [_at(weights, path) for path in paths])
+        return nnx.merge(graph, state, rest, copy=True)  # without a copy a call would write into `rest`
+
+    def apply(weights: Weights, key: jax.Array | None, *inputs: Any, **others: Any) -> Any:
+        called = bound(weights)
+        if key is None:
+            called.eval()
+        else:
+            called.train()
+            keys: dict[str, Any] = {tag: jax.random.fold_in(key, number) for number, tag in enumerate(tags)}
+            nnx.reseed(called, **keys)
+        return called(*inputs, **others, **modes(key is not None))
+
+    return Part(role, init, apply, bound, _takes(type(module).__call__, "embed"))
+
+
+def _linen(role: str, module: linen.Module, given: jax.ShapeDtypeStruct, embed: Part | None) -> Part:
+    modes, takes_embed = _modes(role, type(module).__call__), _takes(type(module).__call__, "embed")
+
+    def variables(key: jax.Array) -> Any:
+        keys = {name: jax.random.fold_in(key, number) for number, name in enumerate(("params", "dropout"))}
+        others = {"embed": embed.bound(embed.init(key))} if takes_embed and embed else {}
+        return linen.unbox(module.init(keys, jnp.zeros(given.shape, given.dtype), **others, **modes(False)))
+
+    found = jax.eval_shape(variables, jax.random.key(0))
+    if others := sorted(set(found) - {"params"}):
+        raise ConfigError(
+            f"{role} keeps the collection {others[0]!r}, which a call changes. A pipeline runs many microbatches at "
+            "once and would lose the change: use a module without such state, LayerNorm in place of BatchNorm."
+        )
+    _check_dtypes(role, _flat(found.get("params", {})))
+
+    def apply(weights: Weights, key: jax.Array | None, *inputs: Any, **others: Any) -> Any:
+        rngs = {} if key is None else {"dropout": key}
+        return module.apply({"params": weights}, *inputs, **others, **modes(key is not None), rngs=rngs)
+
+    return Part(
+        role,
+        init=lambda key: variables(key).get("params", {}),
+        apply=apply,
+        bound=lambda weights: module.bind({"params": weights}),
+        takes_embed=takes_embed,
+    )
+
+
+def _holds_tracers(graph: Any) -> bool:
+    """Whether a graph has arrays of the trace that made it among its static attributes."""
+    static = (getattr(attribute, "value", None) for _, attribute in graph.attributes)
+    return any(isinstance(leaf, jax.core.Tracer) for each in static for leaf in jax.tree.leaves(each))
+
+
+def _check_rest(role: str, rest: Any, other: Any) -> None:
+    """Checks what a module keeps besides parameters, as two keys make it."""
+    for (path, each), (_, different) in zip(*map(nnx.to_flat_state, (rest, other)), strict=True):
+        if isinstance(each, nnx.BatchStat):
+            raise ConfigError(
+                f"{role} keeps {'.'.join(_path(path))}, a nnx.BatchStat, which a call changes. A pipeline runs many "
+                "microbatches at once and would lose the change: use LayerNorm or GroupNorm in place of BatchNorm."
+            )
+        if not isinstance(each, nnx.RngState) and not jnp.array_equal(*map(_value, (each, different))):
+            raise ConfigError(
+                f"{role} keeps {'.'.join(_path(path))}, random numbers outside a nnx.Param. They would be the same in "
+                "all layers, and in no checkpoint: make it a nnx.Param, or compute it from the config."
+            )
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+
+
+def _check_dtypes(role: str, leaves: Any) -> None:
+    for path, each in leaves:
+        if each.dtype != jnp.float32:
+            raise ConfigError(
+                f"{role} has {'.'.join(path)} in {each.dtype}. fiddlex keeps weights in float32 and computes with them "
+                "in model.dtype: give the module param_dtype=float32 (Flax's default)."
+            )
+
+
+def _modes(role: str, call: Callable[..., Any]) -> Callable[[bool], dict[str, Any]]:
+    """The arguments of a call that say whether it drops anything; ConfigError for one that fiddlex cannot give."""
+    parameters = list(inspect.signature(call).parameters.values())[2:]  # after `self` and the input
+    required = [
+        each.name
+        for each in parameters
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    if unknown := [name for name in required if name not in (*MODES, *["embed"] * (role == "head"))]:
+        raise ConfigError(
+            f"{role} is called with {', '.join(unknown)} too, which fiddlex cannot give. It gives one array, "
+            "`deterministic` or `train` by name, and to the head `embed`: wrap the module in one that gives the rest."
+        )
+    taken = {each.name for each in parameters if each.name in MODES}
+    return lambda drops: {name: drops == (name == "train") for name in taken}
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    # The metaclass of NNX modules takes any arguments, and hides those that their class takes.
+    called: Any = function
+    return name in inspect.signature(called.__init__ if isinstance(function, type) else called).parameters
+
+
+def _path(path: Sequence[Any]) -> Path:
+    return tuple(str(each) for each in path)
+
+
+def _at(weights: Weights, path: Path) -> Any:
+    for name in path:
+        weights = weights[name]
+    return weights
+
+
+def _nested(leaves: Any) -> Weights:
+    nested: Weights = {}
+    for path, leaf in leaves:
+        inner = nested
+        for name in path[:-1]:
+            inner = inner.setdefault(name, {})
+        inner[path[-1]] = leaf
+    return nested
+
+
+def _flat(weights: Any, before: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for name, each in weights.items():
+        if isinstance(each, dict):
+            yield from _flat(each, (*before, name))
+        else:
+            yield (*before, name), each

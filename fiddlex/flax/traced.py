@@ -1,0 +1,285 @@
+"""The description of three Flax modules, counted in traces of the functions that compute them.
+
+Sizes are those of a trace with one sequence and of one with two: what a microbatch of B sequences takes is linear in B,
+since modules treat examples alike. Of elementwise work it counts what a compiler that fuses it reads and writes: arrays
+that products, saved activations or results are made of, or make.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from fiddlex.config import Config
+from fiddlex.errors import ConfigError
+from fiddlex.flax.alone import inlined
+from fiddlex.flax.model import Functions, Keys
+from fiddlex.models.spec import (
+    InnerProduct,
+    Linear,
+    Matrix,
+    Network,
+    Parameter,
+    Parameters,
+    Product,
+    Traced,
+    TracedArray,
+)
+from fiddlex.models.task_sizes import task_of
+from fiddlex.models.weights import Weights
+from fiddlex.pipeline.residuals import SplitVjp
+
+Tree = Any
+_UNDECAYED = ("bias", "scale")  # names of parameters without weight decay, whatever their shape
+_DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator")
+
+
+class Shapes(NamedTuple):
+    """What the modules of a config are called with."""
+
+    tokens: jax.ShapeDtypeStruct
+    activations: jax.ShapeDtypeStruct
+    keys: Keys  # of each sequence
+
+
+def shapes_of(config: Config, num_sequences: int) -> Shapes:
+    model, sizes = config.model, (num_sequences, config.model.seq_len)
+    return Shapes(
+        jax.ShapeDtypeStruct(sizes, jnp.int32),
+        jax.ShapeDtypeStruct((*sizes, model.hidden_size), model.dtype),
+        jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_sequences)),
+    )
+
+
+def describe(config: Config, functions: Functions) -> Network:
+    """The description of three modules.
+
+    Raises:
+      ConfigError: when a module returns what the pipeline cannot take, or draws numbers that no key decides.
+    """
+    model, parts = config.model, functions.parts
+    weights = {name: _weights(part.init, model.dtype) for name, part in parts.items()}
+    outer = {name: weights[name] for name in ("embedding", "head")}
+    one = shapes_of(config, num_sequences=1)
+
+    def arguments(keys: Keys) -> dict[str, tuple[Any, ...]]:
+        like = jax.ShapeDtypeStruct((), model.dtype)
+        return {
+            "embed": (weights["embedding"], like, (one.tokens, keys)),
+            "block": (weights["layers"], one.activations, keys),
+            "head": (outer, one.activations, keys),
+        }
+
+    keys = one.keys if model.dropout else None
+    logits = jax.ShapeDtypeStruct((1, model.seq_len, model.vocab_size), model.dtype)
+    results = {"embed": one.activations, "block": one.activations, "head": logits}
+    for name, function in functions.plain.items():
+        _check_result(name, jax.eval_shape(function, *arguments(keys)[name]), results[name], config)
+        _check_draws(name, function, silent=arguments(None)[name], drawn=arguments(one.keys)[name], config=config)
+    outside = [each for name in ("embed", "head") for each in products(functions.plain[name], *arguments(keys)[name])]
+    return Network(
+        task=task_of(config),
+        embedding=_parameters(parts["embedding"].init, partial=("pipe",)),
+        layer=_parameters(parts["layers"].init),
+        head=_parameters(parts["head"].init, partial=("pipe",)),
+        num_layers=model.num_layers,
+        hidden=model.hidden_size,
+        branches=((_traced(config, functions, weights["layers"]),),),
+        scoring=tuple(_scoring(each, config) for each in outside),
+    )
+
+
+def _weights(init: Callable[[jax.Array], Weights], dtype: str) -> Weights:
+    """Shapes of a module's weights as it computes with them."""
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, dtype), shapes)
+
+
+def _parameters(init: Callable[[jax.Array], Weights], *, partial: tuple[str, ...] = ()) -> Parameters:
+    def parameter(path: Any, shape: jax.ShapeDtypeStruct) -> Parameter:
+        decays = len(shape.shape) > 1 and path[-1].key not in _UNDECAYED
+        matrix = Matrix((0,), (1,)) if path[-1].key == "kernel" and len(shape.shape) == 2 else None
+        return Parameter(shape.shape, (None,) * len(shape.shape), decays=decays, matrix=matrix, partial=partial)
+
+    return jax.tree_util.tree_map_with_path(parameter, jax.eval_shape(init, jax.random.key(0)))
+
+
+def _check_result(role: str, made: Any, expected: jax.ShapeDtypeStruct, config: Config) -> None:
+    shape, dtype = getattr(made, "shape", None), getattr(made, "dtype", jnp.dtype(bool))
+    if shape == expected.shape and (
+        dtype == expected.dtype or (role == "head" and jnp.issubdtype(dtype, jnp.floating))
+    ):
+        return
+    found = f"{dtype}{list(shape)}" if shape is not None else type(made).__name__
+    what = {"head": "logits of model.vocab_size tokens at each position"}.get(role, "activations of model.hidden_size")
+    hint = ""
+    if shape == expected.shape:
+        hint = (
+            " Give its modules dtype=config.dtype, above all nnx.Embed, which without it computes in the dtype of "
+            "the table that it made."
+        )
+    elif isinstance(made, tuple):
+        hint = " Wrap it in a module that returns the first of these alone."
+    raise ConfigError(
+        f"{role} returns {found} for one sequence of {config.model.seq_len} tokens; it must return "
+        f"{expected.dtype}{list(expected.shape)}, {what}.{hint}"
+    )
+
+
+def _check_draws(role: str, function: Any, *, silent: Any, drawn: Any, config: Config) -> None:
+    """Checks that a module draws random numbers by the keys that it is given, and only where a config drops."""
+    if _draws(jax.make_jaxpr(function)(*silent).jaxpr):
+        raise ConfigError(
+            f"{role} draws random numbers where it is to drop nothing, by a key of its own. Every microbatch and step "
+            "would get the same ones: let it draw by `rngs` in training only, as nnx.Dropout and linen.Dropout do."
+        )
+    if not config.model.dropout and _draws(jax.make_jaxpr(function)(*drawn).jaxpr):
+        raise ConfigError(
+            f"{role} drops activations at a rate of its own, and model.dropout=0: nothing would be dropped. Let it "
+            "take the rate from config.dropout, and set model.dropout."
+        )
+
+
+def _draws(jaxpr: core.Jaxpr) -> bool:
+    inner = (getattr(each, "jaxpr", each) for eqn in jaxpr.eqns for each in core.jaxprs_in_params(eqn.params))
+    return any(eqn.primitive.name in _DRAWS for eqn in jaxpr.eqns) or any(map(_draws, inner))
+
+
+class Counted(NamedTuple):
+    """Matrix products of a trace."""
+
+    rows: int
+    inputs: int
+    outputs: int
+    number: int
+    of_weight: bool  # whether one of the factors is made of weights alone
+
+
+def products(function: Callable[..., Tree], weights: Tree, *others: Tree) -> list[Counted]:
+    """The matrix products of `function(weights, *others)`, also those of inner functions and loops."""
+    closed = jax.make_jaxpr(function)(weights, *others)
+    num_weights = len(jax.tree.leaves(weights))
+    return list(_products(closed.jaxpr, [True] * num_weights + [False] * (len(closed.jaxpr.invars) - num_weights)))
+
+
+def _products(jaxpr: core.Jaxpr, of_weights: Sequence[bool], times: int = 1) -> Iterator[Counted]:
+    known = {name for name, is_weight in zip(jaxpr.invars, of_weights, strict=True) if is_weight}
+    for equation in jaxpr.eqns:
+        named = [name for name in equation.invars if not isinstance(name, core.Literal)]
+        if named and known.issuperset(named):
+            known.update(equation.outvars)
+        if equation.primitive.name == "dot_general":
+            yield _counted(equation, [name in known for name in equation.invars], times)
+        repeated = times * equation.params["length"] if equation.primitive.name == "scan" else times
+        for inner in core.jaxprs_in_params(equation.params):
+            body = getattr(inner, "jaxpr", inner)
+            flags = [not isinstance(name, core.Literal) and name in known for name in equation.invars]
+            # Where an inner function has other arguments than the operation, none is known to be a weight.
+            aligned = flags if len(flags) == len(body.invars) else [False] * len(body.invars)
+            yield from _products(body, aligned, repeated)
+
+
+def _counted(equation: core.JaxprEqn, of_weights: Sequence[bool], times: int) -> Counted:
+    ((left, right), (batch, _)) = equation.params["dimension_numbers"]
+    avals: list[Any] = [name.aval for name in equation.invars]
+    shapes = [aval.shape for aval in avals]
+    number, inputs = (math.prod(shapes[0][i] for i in axes) for axes in (batch, left))
+    free = [math.prod(shape) // (number * inputs) for shape in shapes]
+    if of_weights[0] and not of_weights[1]:
+        free.reverse()
+    del right
+    return Counted(free[0], inputs, free[1], number * times, any(of_weights))
+
+
+def _as_product(counted: Counted, rows: int) -> Product | InnerProduct:
+    """A product of one sequence: one with weights if it takes every position once, as a `Product` does."""
+    if counted.of_weight and (counted.rows, counted.number) == (rows, 1):
+        return Product(counted.inputs, counted.outputs)
+    return InnerProduct(*counted[:4])
+
+
+def _scoring(counted: Counted, config: Config) -> Product | InnerProduct:
+    found = _as_product(counted, config.model.seq_len)
+    return dataclasses.replace(found, positions="scored") if isinstance(found, Product) else found
+
+
+def _traced(config: Config, functions: Functions, weights: Weights) -> Traced:
+    one, two = (_Sizes.of(config, functions, weights, number) for number in (1, 2))
+
+    def linear(of_one: int, of_two: int) -> Linear:
+        return Linear(2 * of_one - of_two, of_two - of_one)
+
+    counted = [_as_product(each, config.model.seq_len) for each in one.products]
+    saves = tuple(
+        TracedArray(
+            linear(first.size, second.size), (*first.shape, 1)[-2 if first.ndim else 0], first.dtype.itemsize, encodes
+        )
+        for first, second, encodes in zip(one.saved, two.saved, one.encoded, strict=True)
+    )
+    return Traced(
+        with_weights=tuple(each for each in counted if isinstance(each, Product)),
+        without_weights=tuple(each for each in counted if isinstance(each, InnerProduct)),
+        moves=linear(one.moved, two.moved),
+        holds=linear(one.held, two.held),
+        saves=saves,
+        leaves=linear(one.left, two.left),
+        leaves_again=linear(one.left_again, two.left_again),
+    )
+
+
+class _Sizes(NamedTuple):
+    """What a layer takes for a microbatch."""
+
+    products: list[Counted]
+    moved: int  # elements
+    saved: list[jax.core.ShapedArray]
+    encoded: list[bool]
+    left: int  # bytes
+    left_again: int  # bytes
+
+    @classmethod
+    def of(cls, config: Config, functions: Functions, weights: Weights, number: int) -> "_Sizes":
+        shapes = shapes_of(config, number)
+        arguments = weights, shapes.activations, shapes.keys if config.model.dropout else None
+        vjp, plain = SplitVjp(functions.layer), functions.plain["block"]
+        saved = jax.make_jaxpr(lambda *each: vjp.forward(*each)[1])(*arguments).out_avals
+        encoded = list[bool]()
+        jax.eval_shape(lambda *each: encoded.extend(vjp.encodes(*each)), *arguments)
+        left = [_left(SplitVjp(functions.layer, recompute=again), *arguments) for again in (False, True)]
+        return cls(products(plain, *arguments), _moved(plain, *arguments), saved, encoded, *left)
+
+    @property
+    def held(self) -> int:
+        """Elements of the gradients of the widest activation and of what it was made of."""
+        return 2 * max(each.size for each in self.saved)
+
+
+def _left(vjp: SplitVjp, weights: Weights, x: Any, keys: Keys) -> int:
+    """Bytes that the first part of a backward pass saves for the second."""
+
+    def left(weights: Weights, x: jax.Array, keys: Keys) -> list[jax.Array]:
+        y, stashed = vjp.forward(weights, x, keys)
+        return vjp.backward_input(weights, keys, stashed, y).left
+
+    return sum(each.size * each.dtype.itemsize for each in jax.eval_shape(left, weights, x, keys))
+
+
+def _moved(function: Callable[..., Tree], *arguments: Any) -> int:
+    """Elements that elementwise work, fused, reads and writes: what comes from products, and what goes to them."""
+    jaxpr = jax.make_jaxpr(inlined(function))(*arguments).jaxpr
+    of_products = [each for each in jaxpr.eqns if each.primitive.name == "dot_general"]
+    others = [each for each in jaxpr.eqns if each.primitive.name != "dot_general"]
+    made = {name for each in others for name in each.outvars}
+    read = {name for each in others for name in _names(each.invars)} - made
+    written = made.intersection(_names(jaxpr.outvars)) | made.intersection(
+        name for each in of_products for name in _names(each.invars)
+    )
+    return sum(name.aval.size for name in (*read, *written))
+
+
+def _names(variables: Sequence[Any]) -> list[Any]:
+    return [each for each in variables if not isinstance(each, core.Literal)]

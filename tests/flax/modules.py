@@ -1,0 +1,124 @@
+"""Flax modules that know nothing of fiddlex, of NNX and of Linen, and the plain loss of each on one device."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen, nnx
+
+from fiddlex.config import Config
+from fiddlex.flax import family
+
+Tree = Any
+
+
+class Embed(nnx.Module):
+    def __init__(self, config, *, rngs):
+        self.tokens = nnx.Embed(config.vocab_size, config.hidden_size, dtype=config.dtype, rngs=rngs)
+        self.positions = nnx.Embed(config.seq_len, config.hidden_size, dtype=config.dtype, rngs=rngs)
+        self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
+
+    def __call__(self, tokens):
+        return self.dropout(self.tokens(tokens) + self.positions(jnp.arange(tokens.shape[-1])))
+
+
+class Block(nnx.Module):
+    """Of GPT: LayerNorm before attention and MLP. It has a list of layers, and an array that is no parameter."""
+
+    def __init__(self, config, *, rngs):
+        hidden, units = config.hidden_size, config.mlp_size
+        self.norms = nnx.List([nnx.LayerNorm(hidden, rngs=rngs) for _ in range(2)])
+        self.attention = nnx.MultiHeadAttention(config.num_heads, hidden, decode=False, rngs=rngs)
+        self.up, self.down = nnx.Linear(hidden, units, rngs=rngs), nnx.Linear(units, hidden, rngs=rngs)
+        self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
+        self.causal = jnp.tril(jnp.ones((config.seq_len, config.seq_len), bool))
+
+    def __call__(self, x):
+        x = x + self.dropout(self.attention(self.norms[0](x), mask=self.causal))
+        return x + self.dropout(self.down(nnx.gelu(self.up(self.norms[1](x)))))
+
+
+class Head(nnx.Module):
+    """Scores with the embedding's table."""
+
+    def __init__(self, config, *, rngs):
+        self.norm = nnx.LayerNorm(config.hidden_size, rngs=rngs)
+
+    def __call__(self, x, embed):
+        return embed.tokens.attend(self.norm(x))
+
+
+class LinenEmbed(linen.Module):
+    config: Any
+
+    @linen.compact
+    def __call__(self, tokens):
+        return linen.Embed(self.config.vocab_size, self.config.hidden_size)(tokens)
+
+
+class LinenBlock(linen.Module):
+    """RMSNorm, attention to all earlier positions by a running mean in a scan, and an MLP with exact GELU."""
+
+    config: Any
+
+    @linen.compact
+    def __call__(self, x, deterministic: bool):
+        config = self.config
+        y = linen.Dense(config.hidden_size, use_bias=False)(linen.RMSNorm()(x))
+
+        def mean(total, y_t):  # starts from zeros, which do not vary over devices
+            total = 0.9 * total + y_t
+            return total, total
+
+        _, y = jax.lax.scan(mean, jnp.zeros_like(y, shape=(len(y), config.hidden_size)), y.swapaxes(0, 1))
+        x = x + linen.Dropout(config.dropout, deterministic=deterministic)(y.swapaxes(0, 1))
+        y = linen.gelu(linen.Dense(config.mlp_size)(linen.RMSNorm()(x)), approximate=False)
+        return x + linen.Dropout(config.dropout, deterministic=deterministic)(linen.Dense(config.hidden_size)(y))
+
+
+class LinenHead(linen.Module):
+    config: Any
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(self.config.vocab_size, use_bias=False, name="output")(linen.RMSNorm()(x))
+
+
+NNX = family(embed=Embed, block=Block, head=Head)
+LINEN = family(embed=LinenEmbed, block=LinenBlock, head=LinenHead)
+
+
+def nnx_loss(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> jax.Array:
+    """Of one device, whose `head` has the embedding's table as `tokens`; without dropout."""
+
+    def module(kind: Any, values: Tree) -> Any:
+        made = kind(config.model, rngs=nnx.Rngs(0))
+        flat = {path: value for path, value in _flat(values)}
+        for path, variable in nnx.to_flat_state(nnx.state(made, nnx.Param)):
+            variable.set_value(flat.pop(tuple(map(str, path))))
+        assert not flat
+        nnx.update(made, nnx.state(made, nnx.Param))
+        return made
+
+    del number
+    x = module(Embed, weights["embedding"])(batch["tokens"])
+    for layer in weights["layers"]:
+        x = module(Block, layer)(x)
+    head = {name: each for name, each in weights["head"].items() if name != "tokens"}
+    logits = module(Head, head)(x, module(Embed, weights["embedding"] | {"tokens": weights["head"]["tokens"]}))
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+
+
+def linen_loss(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> jax.Array:
+    del number
+    x = LinenEmbed(config.model).apply({"params": weights["embedding"]}, batch["tokens"])
+    for layer in weights["layers"]:
+        x = LinenBlock(config.model).apply({"params": layer}, x, deterministic=True)
+    logits = LinenHead(config.model).apply({"params": weights["head"]}, x)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+
+
+def _flat(tree: Tree, before: tuple[str, ...] = ()) -> Any:
+    for name, each in tree.items():
+        yield from _flat(each, (*before, name)) if isinstance(each, dict) else [((*before, name), each)]

@@ -1,0 +1,232 @@
+"""Families made of Flax modules: they train as plain Flax does on one device, and are described as they are."""
+
+import copy
+import pathlib
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen, nnx
+
+from experiments.benchmarks.programs import make_program, temporary_bytes
+from fiddlex.config import Config
+from fiddlex.config.families import FAMILIES
+from fiddlex.costs.sizes import model_flops, num_parameters
+from fiddlex.errors import ConfigError
+from fiddlex.flax import family
+from fiddlex.hardware.topology import load_topology
+from fiddlex.planner.layouts import Problem, layouts
+from fiddlex.planner.search import search
+from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from fiddlex.train.trainer import Trainer
+from tests.costs.test_device_memory import predicted, temporaries
+from tests.flax import modules
+from tests.train.layouts import Case, cases, check_layout
+
+
+@pytest.fixture(autouse=True)
+def families(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "nnx", modules.NNX)
+    monkeypatch.setitem(FAMILIES, "linen", modules.LINEN)
+
+
+LAYOUTS = cases("""
+mesh  model schedule         v m layers  sp recompute optimizer     zero1 dropout semantics     prediction
+2x2x1 nnx   1f1b             1 4 -      -  none      adamw         zero1 -       sync          -
+1x4x1 nnx   zb_h1            1 8 -      -  full      adamw         -     -       sync          -
+2x2x1 nnx   interleaved_1f1b 2 4 -      -  none      sgd           zero1 -       2bw           extrapolate,2,0.7
+1x2x1 linen zb_v             2 4 1,1,1,2 -  none      lamb          zero1 -       sync          -
+2x2x1 linen 1f1b             1 2 -      -  none      adamw         zero1 -       vertical_sync -
+""")
+FURTHER = cases("""
+mesh  model schedule         v m layers  sp recompute optimizer     zero1 dropout semantics     prediction
+2x1x1 nnx   gpipe            1 2 -      -  none      adam          -     -       sync          -
+1x4x1 nnx   1f1b             1 4 -      -  none      adamw         -     -       stash         momentum,1,1
+2x2x1 nnx   zb_h2            1 4 -      -  none      adafactor     zero1 -       delay:2       -
+2x2x1 nnx   breadth_first    2 4 -      -  none      adamw,streams zero1 -       sync          -
+1x4x1 linen interleaved_1f1b 2 8 -      -  full      sgd           -     -       2bw           -
+2x4x1 linen zb_h1            1 4 -      -  none      adamw         zero1 -       2bw           -
+1x2x1 linen dual_pipe_v      2 4 -      -  full      adamw         zero1 -       sync          -
+2x2x1 linen 1f1b             1 4 -      -  none      muon          zero1 -       sync          -
+""")
+
+
+@pytest.mark.parametrize("case", [*LAYOUTS, *(pytest.param(each, marks=pytest.mark.long) for each in FURTHER)], ids=str)
+def test_every_layout_trains_as_plain_flax_does(case: Case, tiny_config: Config) -> None:
+    check_layout(case, tiny_config)
+
+
+@pytest.fixture
+def config(tiny_config: Config) -> Config:
+    """NNX on data=2 × pipe=2, four layers."""
+    tiny_config.model.family, tiny_config.model.num_layers = "nnx", 4
+    tiny_config.mesh.data, tiny_config.mesh.pipe = 2, 2
+    tiny_config.pipeline.schedule, tiny_config.pipeline.num_microbatches = "1f1b", 4
+    tiny_config.optimizer.schedule = "constant"
+    return tiny_config
+
+
+def losses(config: Config, number: int = 3) -> list[float]:
+    return [record["loss"] for record in Trainer(config).steps(number)]
+
+
+def test_dropout_is_the_same_on_every_layout(config: Config) -> None:
+    config.model.dropout = 0.2
+    config.mesh.data, config.mesh.pipe, config.pipeline.num_microbatches = 1, 4, 2  # microbatches of 8, not of 2
+    wide = losses(config)
+    config.mesh.data, config.mesh.pipe, config.pipeline.num_microbatches = 2, 2, 4
+    assert losses(config) == pytest.approx(wide, rel=1e-5)
+    config.model.dropout = 0.0
+    assert losses(config) != pytest.approx(wide, rel=1e-3)
+
+
+def test_it_is_evaluated_and_its_checkpoint_restored_elsewhere(config: Config, tmp_path: pathlib.Path) -> None:
+    config.model.dropout, config.optimizer.zero1 = 0.1, True
+    trainer = Trainer(config)
+    list(trainer.steps(2))
+    with Checkpoints(tmp_path) as checkpoints:
+        trainer.save(checkpoints)
+    other = copy.deepcopy(config)
+    other.mesh.data, other.mesh.pipe, other.pipeline.schedule = 1, 4, "zb_h1"
+    restored = Trainer(other)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert restored.restore(checkpoints)
+    chex.assert_trees_all_equal(restored.weights(), trainer.weights())
+    assert restored.evaluate()["eval_loss"] == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-5)
+    with pytest.raises(ConfigError, match=r"^model.family=nnx cannot go on with a text: .* apply its modules"):
+        "".join(restored.generate("def ", 2))
+
+
+def test_flops_and_parameters_are_those_of_the_same_gpt(config: Config) -> None:
+    plain = copy.deepcopy(config)
+    plain.model.family = "gpt"
+    assert model_flops(config) == model_flops(plain)
+    assert num_parameters(config) == num_parameters(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "recompute"), [("nnx", "1f1b", "none"), ("nnx", "zb_h1", "none"), ("linen", "1f1b", "full")]
+)
+def test_memory_is_predicted(name: str, schedule: str, recompute: str, config: Config) -> None:
+    config.model.hidden_size, config.model.seq_len, config.model.vocab_size = 128, 256, 512
+    config.model.family, config.model.ffn_size, config.mesh.data = name, 384, 1
+    config.pipeline.schedule, config.pipeline.recompute = schedule, recompute
+    program = make_program(config)
+    assert temporaries(predicted(program.config)) == pytest.approx(temporary_bytes(program, program.step), rel=0.1)
+
+
+def test_it_is_planned_without_tensor_parallelism(config: Config) -> None:
+    config.model.dtype, config.data.global_batch_size = "bfloat16", 64
+    problem = Problem(config, load_topology("a100_80"), 8)
+    assert {layout.mesh.tensor for layout in layouts(problem)} == {1}
+    assert {layout.recompute for layout in layouts(problem)} == {"none", "full"}
+    assert search(problem, keep=2).plans
+
+
+class Normalised(modules.Block):
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.batch = nnx.BatchNorm(config.hidden_size, rngs=rngs)
+
+
+class Rounded(modules.Block):
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.last = nnx.Linear(config.hidden_size, config.hidden_size, param_dtype=jnp.bfloat16, rngs=rngs)
+
+
+class Masked(modules.Block):
+    def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool) -> jax.Array:  # type: ignore[override]
+        return super().__call__(x)
+
+
+class Pair(modules.Block):
+    def __call__(self, x: jax.Array) -> Any:
+        return super().__call__(x), x
+
+
+class Wide(modules.Head):
+    def __call__(self, x: jax.Array, embed: Any) -> jax.Array:
+        return jnp.concatenate([super().__call__(x, embed)] * 2, axis=-1)
+
+
+class Dropping(modules.Block):
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+
+class Noisy(modules.Block):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return super().__call__(x) + jax.random.normal(jax.random.key(0), x.shape)
+
+
+class Counting(linen.Module):
+    config: Any
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return linen.BatchNorm(use_running_average=True)(x)
+
+
+class Failing(modules.Block):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x @ self.nothing  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({"block": Normalised}, r"block keeps batch\.mean, a nnx.BatchStat, .*use LayerNorm"),
+        ({"block": Counting}, r"block keeps the collection 'batch_stats', .*use a module without"),
+        ({"block": Rounded}, r"block has last\.bias in bfloat16\. .*param_dtype=float32"),
+        ({"block": Masked}, r"block is called with mask too, which fiddlex cannot give\. .*wrap the module"),
+        ({"block": Pair}, r"block returns tuple .*must return float32\[1, 16, 32\].* first of these alone"),
+        (
+            {"head": Wide},
+            r"head returns float32\[1, 16, 514\] .*must return float32\[1, 16, 257\], logits of",
+        ),
+        ({"block": Dropping}, r"block drops activations at a rate of its own, and model\.dropout=0: .*config\.dropout"),
+        ({"block": Noisy}, r"block draws random numbers where it is to drop nothing, .*by `rngs`"),
+        (
+            {"embed": lambda config: 3},
+            r"embed makes int; it must make a flax.nnx.Module from the config and `rngs`, or a flax.l",
+        ),
+        ({"block": Failing}, r"test_family\.py, line \d+: AttributeError: .*nothing"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_a_pipeline_cannot_run_is_told(
+    replaced: dict[str, Any], message: str, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {"embed": modules.Embed, "block": modules.Block, "head": modules.Head} | replaced
+    monkeypatch.setitem(FAMILIES, "nnx", family(**parts))
+    with pytest.raises(ConfigError, match=message):
+        Trainer(config)
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "message"),
+    [
+        (
+            "mesh",
+            "tensor",
+            2,
+            r"^mesh.tensor=2 with model.family=nnx: .* Use mesh.tensor=1, and mesh.pipe or",
+        ),
+        (
+            "pipeline",
+            "recompute",
+            "gelu",
+            r"^pipeline.recompute=gelu with model.family=nnx: .* Use none or full, or",
+        ),
+    ],
+)
+def test_what_needs_the_parts_of_layers_is_refused(
+    section: str, field: str, value: Any, message: str, config: Config
+) -> None:
+    setattr(getattr(config, section), field, value)
+    with pytest.raises(ConfigError, match=message):
+        config.validate()
