@@ -68,8 +68,8 @@ def read_text(path: Path) -> list[Document]:
     """The text file `path`, or every text file below the folder `path`.
 
     In a folder, hidden files and folders, files with a NUL byte in their first 8 KiB, files that are not UTF-8, further
-    symbolic links to a file and empty files are left out; the log reports all but the hidden and the empty ones. A byte
-    order mark is no text; newlines are not changed.
+    links to a file, links to folders and empty files are left out; the log reports all but the hidden and the empty
+    ones. A byte order mark is no text; newlines are not changed.
 
     Raises:
       DataError: when there is no such file or folder, no text in it, or a single file that is not UTF-8.
@@ -108,22 +108,26 @@ def file_states(path: Path | None) -> list[tuple[str, int, int]]:
 def files_below(root: Path, *, skip: Callable[[str], bool]) -> list[tuple[str, Path]]:
     """Name and path of the regular files below `root`, in the order of their names; `skip` judges each path part.
 
-    Of a file and the symbolic links to it only one is taken, a link only where the file is not there: else a text could
-    be both trained on and held out. The log names the others.
+    Of a file and the links to it, symbolic or hard, only one is taken, a symbolic link only where the file is not
+    there: else a text could be both trained on and held out. The log names the others, and links that are not followed.
     """
-    found = sorted((path.relative_to(root).as_posix(), path) for path in _walk(root, skip) if path.is_file())
-    links = {name: os.path.realpath(path) for name, path in found if path.is_symlink()}
-    taken = {f"{os.path.realpath(root)}/{name}": name for name, _ in found if name not in links}
-    for name, file in links.items():
-        if (first := taken.setdefault(file, name)) != name:
+    paths = sorted((path.relative_to(root).as_posix(), path) for path in _walk(root, skip))
+    found = [(name, path) for name, path in paths if path.is_file()]
+    if left := [name for name, path in paths if path.is_symlink() and not path.is_file()]:
+        logger.warning("%s: links to folders, and to what is not there, are not followed: %s", root, _some(left))
+    taken: dict[tuple[int, int], str] = {}
+    for name, path in sorted(found, key=lambda each: (each[1].is_symlink(), each[0])):
+        state = path.stat()
+        if (first := taken.setdefault((state.st_dev, state.st_ino), name)) != name:
             logger.warning("%s: %s is the file %s again, and is read once.", root, name, first)
-    return [(name, path) for name, path in found if name not in links or taken[links[name]] == name]
+    return [(name, path) for name, path in found if name in set(taken.values())]
 
 
 def _walk(root: Path, skip: Callable[[str], bool]) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root, onerror=_raise):
         subfolders[:] = [name for name in subfolders if not skip(name)]
-        yield from (Path(folder, name) for name in names if not skip(name))
+        links = [name for name in subfolders if Path(folder, name).is_symlink()]  # which os.walk does not enter
+        yield from (Path(folder, name) for name in (*names, *links) if not skip(name))
 
 
 def _raise(error: OSError) -> None:
@@ -144,8 +148,12 @@ def _is_charmap(name: str, text: str) -> bool:
 
 def _warn_of_passed_over(folder: Path, names: list[str]) -> None:
     if names:
-        some = ", ".join(names[:_LISTED_FILES]) + ", …" * (len(names) > _LISTED_FILES)
-        logger.warning("text:%s: %s passed over (not UTF-8 or binary): %s", folder, counted(len(names), "file"), some)
+        number = counted(len(names), "file")
+        logger.warning("text:%s: %s passed over (not UTF-8 or binary): %s", folder, number, _some(names))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_LISTED_FILES]) + ", …" * (len(names) > _LISTED_FILES)
 
 
 def _decode_file(path: Path) -> str:

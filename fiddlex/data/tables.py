@@ -18,6 +18,7 @@ from fiddlex.data.bad_lines import MISSING_KEY, BadLineError, nearest
 from fiddlex.data.documents import BYTE_ORDER_MARK
 from fiddlex.errors import DataError
 from fiddlex.files.places import absolute
+from fiddlex.files.small_files import unique
 from fiddlex.terminal.readable import counted, shown
 
 T = TypeVar("T")
@@ -153,7 +154,7 @@ def json_object(line: str) -> dict[str, Any]:
 def json_value(line: str) -> Any:
     """What a line of JSON holds; raises BadLineError when it is not JSON."""
     try:
-        return json.loads(line)
+        return json.loads(line, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:  # json raises a plain ValueError for numbers of thousands of digits
         where = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else error
         raise BadLineError("not JSON", f"{shown(line)} is not JSON ({where}).") from error

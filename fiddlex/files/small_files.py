@@ -38,14 +38,27 @@ def read_small(path: str | Path) -> str:
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:
-    """The JSON object in a text; ValueError when it is none, nested too deeply, or has a number of 1000s of digits."""
+    """The JSON object in a text.
+
+    Raises:
+      ValueError: when it is none, gives a key twice, is nested too deeply, or has a number of thousands of digits.
+    """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=unique)
     except RecursionError as error:
         raise ValueError("its JSON is nested too deeply") from error
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     return value
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, of which Python's json would keep the last of several values of a key."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it gives the key {next(name for name in names if names.count(name) > 1)!r} twice")
+    return made
 
 
 def read_object(path: str | Path) -> dict[str, Any]:

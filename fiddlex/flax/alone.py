@@ -81,14 +81,21 @@ def _bound(equation: core.JaxprEqn, inputs: list[Any], axes: frozenset[str]) -> 
     return result if equation.primitive.multiple_results else [result]
 
 
-def _jit(equation: core.JaxprEqn, inputs: list[Any], axes: frozenset[str]) -> list[Any]:
-    return _run(equation.params["jaxpr"], inputs, axes)
+def _call(equation: core.JaxprEqn, inputs: list[Any], axes: frozenset[str]) -> list[Any]:
+    """A call of an inner function; rules for its derivative, and what it computes again, are in the trace already."""
+    inner: Any = equation.params.get("call_jaxpr", equation.params.get("jaxpr"))
+    closed = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
+    return _run(closed, inputs, axes)
 
 
 def _scan(equation: core.JaxprEqn, inputs: list[Any], axes: frozenset[str]) -> list[Any]:
-    params = equation.params
-    first = params["num_consts"]
-    last = first + params["num_carry"]
+    params, inner = equation.params, equation.params["jaxpr"].jaxpr
+    # The names of the numbers of constants and carries differ between jax's versions. What is scanned has a dimension
+    # more outside than inside.
+    num_carry = sum(_rank(outer) == _rank(each) for outer, each in zip(equation.outvars, inner.outvars, strict=True))
+    num_scanned = sum(_rank(outer) != _rank(each) for outer, each in zip(equation.invars, inner.invars, strict=True))
+    last = len(inputs) - num_scanned
+    first = last - num_carry
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
         results = _run(params["jaxpr"], [*inputs[:first], *carry, *xs], axes)
@@ -97,6 +104,11 @@ def _scan(equation: core.JaxprEqn, inputs: list[Any], axes: frozenset[str]) -> l
     settings = {name: params[name] for name in ("length", "reverse", "unroll")}
     carry, ys = lax.scan(body, inputs[first:last], inputs[last:], **settings)
     return [*carry, *ys]
+
+
+def _rank(variable: Any) -> int:
+    rank: int = variable.aval.ndim
+    return rank
 
 
 def _while(equation: core.JaxprEqn, inputs: list[Any], axes: frozenset[str]) -> list[Any]:
@@ -116,7 +128,8 @@ def _cond(equation: core.JaxprEqn, inputs: list[Any], axes: frozenset[str]) -> l
 
 
 # Operations that hold functions: their types follow from those of the arguments, as above.
-_INNER = {"jit": _jit, "pjit": _jit, "scan": _scan, "while": _while, "cond": _cond}
+_INNER = {"scan": _scan, "while": _while, "cond": _cond}
+_INNER |= dict.fromkeys(("jit", "pjit", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"), _call)
 
 
 def _varying(x: Any, axes: frozenset[str]) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 import tokenizers
 
 from fiddlex.errors import CheckpointError, is_failure
+from fiddlex.files.small_files import read_object
 from fiddlex.files.whole_files import write_whole
 from fiddlex.interop.tokenizer_classes import (
     built_class,
@@ -88,9 +89,12 @@ def _byte_pairs(folder: Path) -> tokenizers.Tokenizer:
         )
     with _failures(folder, "vocab.json and merges.txt are no byte-pair encoding"):
         vocabulary, merges = tokenizers.models.BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-        ids = Counter(vocabulary.values())
-        if not ids or max(ids.values()) > 1:
+        written = read_object(folder / "vocab.json")  # the library keeps an id modulo 2³², and the last of a key
+        ids = Counter(written.values())
+        if not ids or max(ids.values()) > 1 or written != vocabulary:
             problem = f"gives the id {ids.most_common(1)[0][0]} to several tokens" if ids else "has no token"
+            if ids and max(ids.values()) == 1:
+                problem = "has ids that are no numbers of tokens"
             raise CheckpointError(f"{folder}: vocab.json {problem}. Copy the file again.")
         model = tokenizers.models.BPE(vocabulary, merges)
     made = tokenizers.Tokenizer(model)

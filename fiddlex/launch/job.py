@@ -111,6 +111,8 @@ def make_job(
             f"--workdir={workdir} is relative to the folder of each host. Give an absolute path of a file system that "
             "all hosts share."
         )
+    if os.path.normpath(workdir) in ("/", "//"):
+        raise ConfigError(f"--workdir={workdir}: a run needs a folder of its own, as in --workdir=/shared/run.")
     name = options.name or os.path.basename(os.path.normpath(workdir))
     if not _NAME.fullmatch(name):
         raise ConfigError(

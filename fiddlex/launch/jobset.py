@@ -22,7 +22,11 @@ from fiddlex.launch.job import Job
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"  # of a name's path
+_IMAGE = re.compile(  # host and port, path, tag, digest
+    rf"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?"
+    r"(?:@sha256:[0-9a-f]{64})?"
+)
 _LONGEST_OBJECT = 253
 _LONGEST_QUEUE = 63  # of the value of a label
 _LONGEST = 40  # of 63 characters of a pod's name; indices and the names of its jobs take the others
@@ -60,7 +64,8 @@ def jobset_manifest(job: Job, options: JobSetOptions) -> str:
     if not _IMAGE.fullmatch(options.image):
         raise ConfigError(
             f"--image={options.image!r} must be the name of a container image, such as registry.example/team/image:1: "
-            "letters, digits and ._-/:@ alone, the first a letter or digit."
+            "a path of lower-case words, with the registry before it, a tag or a digest (@sha256:…) behind it, and "
+            "without https://."
         )
     if options.queue:
         _check_name("queue", options.queue, longest=_LONGEST_QUEUE)

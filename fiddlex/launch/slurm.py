@@ -16,7 +16,7 @@ from fiddlex.launch.programs import STATUS_FILE
 from fiddlex.launch.shell import HEADER, assignments, command_line
 
 _PLAIN = re.compile(r"[A-Za-z0-9/._+,:@=-]+")  # what sbatch reads literally in an #SBATCH line
-_TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|UNLIMITED|INFINITE")
+_TIME = re.compile(r"[0-9]{1,9}(:[0-9]{1,9}){0,2}|[0-9]{1,9}-[0-9]{1,9}(:[0-9]{1,9}){0,2}|UNLIMITED|INFINITE", re.I)
 _EARLIEST_S = 60  # by so much Slurm may send the signal of `sbatch --signal` earlier (its manual)
 # A job that scancel ends is not RUNNING any more when its tasks have ended, and stays cancelled.
 _REQUEUE = """\
@@ -111,9 +111,9 @@ def _seconds(limit: str) -> int:
 def _directive(name: str, value: str) -> str:
     pattern = _TIME if name == "time" else _PLAIN
     if not pattern.fullmatch(value.replace("%", "") if name == "output" else value):
-        raise ConfigError(
-            f"{name}={value!r}: an #SBATCH line may have letters, digits and /._+,:@=- only, and a limit of time is "
-            "minutes, hours:minutes:seconds or days-hours. Choose another "
-            f"{'--workdir' if name == 'output' else 'value'}."
-        )
+        rule = "an #SBATCH line may have letters, digits and /._+,:@=- only"
+        if name == "time":
+            rule = "a limit of time is minutes, hours:minutes:seconds, days-hours or UNLIMITED"
+        flag = {"output": "--workdir", "time": "--time_limit", "job-name": "--name"}.get(name, f"--{name}")
+        raise ConfigError(f"{flag}={value!r}: {rule}. Choose another.")
     return f"#SBATCH --{name}={value}"

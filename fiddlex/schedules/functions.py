@@ -5,6 +5,7 @@ returns gives a schedule whose parts have the right types, or raises a ScheduleE
 """
 
 import functools
+import inspect
 import reprlib
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,13 @@ def _generator(function: Callable[..., Any], path: str, named: str) -> Generator
     return functools.partial(_made, function, path, named)
 
 
-def _made(function: Callable[..., Any], path: str, named: str, **sizes: int) -> Schedule:
+def made_registered(function: Callable[..., Any], name: str, sizes: dict[str, int]) -> Schedule:
+    """What a function that a user has registered under a name makes of the sizes, checked as that of a file is."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return _made(function, code.co_filename if code else name, name, keeps_order=True, **sizes)
+
+
+def _made(function: Callable[..., Any], path: str, named: str, *, keeps_order: bool = False, **sizes: int) -> Schedule:
     """What the function makes of the sizes, under the name by which the user knows it, with the types checked."""
     with _OWN.naming(named):
         schedule = _OWN.call(function, path, sizes)
@@ -37,11 +44,11 @@ def _made(function: Callable[..., Any], path: str, named: str, **sizes: int) -> 
                 f"{name} of {path} returned {reprlib.repr(schedule)}; it must return a "
                 "fiddlex.schedules.schedule.Schedule."
             )
-        return _checked(schedule, named)
+        return _checked(schedule, named, strict=schedule.strict or not keeps_order)
 
 
-def _checked(schedule: Schedule, name: str) -> Schedule:
-    """The schedule under another name, with tuples for its rows and the types of its parts checked; it is strict."""
+def _checked(schedule: Schedule, name: str, *, strict: bool) -> Schedule:
+    """The schedule under another name, with tuples for its rows and the types of its parts checked."""
     rows, placement = schedule.actions, schedule.placement
     if not _is_sequence(rows) or not all(map(_is_sequence, rows)):
         raise ScheduleError("its actions must be a tuple with a tuple of actions for each rank.")
@@ -61,7 +68,7 @@ def _checked(schedule: Schedule, name: str) -> Schedule:
         raise ScheduleError(
             f"its placement is {reprlib.repr(placement)}; it must be a tuple with the rank of each stage."
         )
-    return Schedule(name, tuple(map(tuple, rows)), tuple(placement), strict=True, notes=schedule.notes)
+    return Schedule(name, tuple(map(tuple, rows)), tuple(placement), strict=strict, notes=schedule.notes)
 
 
 def _is_sequence(value: object) -> bool:

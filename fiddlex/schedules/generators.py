@@ -42,7 +42,7 @@ from fiddlex.errors import ScheduleError
 from fiddlex.files.small_files import read_small
 from fiddlex.schedules.buffers import Sizes, Slots
 from fiddlex.schedules.dual_pipe_v import dual_pipe_v
-from fiddlex.schedules.functions import load_function
+from fiddlex.schedules.functions import load_function, made_registered
 from fiddlex.schedules.other_names import told_name
 from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
 from fiddlex.schedules.text import from_csv
@@ -201,7 +201,8 @@ def make_schedule(
                 f"schedule {name} with {given} has {number:,} actions or more; it can have {MOST_ACTIONS:,}. Use fewer "
                 "ranks, chunks or microbatches."
             )
-        schedule = generator(**sizes)
+        registered = source.kind is From.NAME and name not in BUILT_IN
+        schedule = made_registered(generator, name, sizes) if registered else generator(**sizes)
     own = schedule.strict or source.is_own
     schedule = validate(dataclasses.replace(schedule, strict=own if order == "auto" else order == "strict"))
     _check_sizes(name, schedule, asked, words)

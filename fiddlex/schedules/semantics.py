@@ -130,6 +130,8 @@ def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, .
             f"pipeline.semantics_schedule= (empty) for {semantics} all along, or pipeline.semantics=sync for the "
             "schedule."
         )
+    if schedule.lower() == AUTO != schedule:
+        raise ConfigError(f"pipeline.semantics_schedule={schedule!r}: write {AUTO!r}.")
     if schedule == AUTO:
         return (Phase(AUTO_SEMANTICS[0], 0, num_steps),)
     *parts, last = schedule.split(",") if schedule else [semantics]
@@ -139,6 +141,8 @@ def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, .
         match = re.fullmatch(r"(\d{1,9})|([01]?\.\d{1,9})", length, re.ASCII)
         if part.strip().startswith(":"):
             raise _unreadable(schedule, f"{part.strip()!r} names no semantics")
+        if AUTO in (name, part.strip()):
+            raise _unreadable(schedule, f"{AUTO!r} stands alone, without phases beside it")
         if not name or not length or name == "delay" or name.endswith(".py"):
             raise _unreadable(schedule, f"{part.strip()!r} has no length")
         if match is None:

@@ -10,6 +10,7 @@ from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import describe
 from fiddlex.config import Config
 from fiddlex.config.unused import unused_fields
+from fiddlex.config.values.source import lies_in
 from fiddlex.config.warmup import long_warmup
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.caching import require_folders
@@ -273,6 +274,12 @@ def _log_what_runs(trainer: Trainer) -> None:
     if not config.train.checkpoint_every:
         logger.warning(
             "train.checkpoint_every=0: a run that comes to its end keeps no weights. Set a number of steps, or auto."
+        )
+    if config.data.eval_source and lies_in(config.data.eval_source, config.data.source):
+        logger.warning(
+            "data.eval_source=%s lies in data.source=%s: held-out losses are of what the run trains on.",
+            config.data.eval_source,
+            config.data.source,
         )
     for line in unused_fields(config, host_stash_slots=spec.sizes.slots.host_stash, has_whole=spec.has_whole):
         logger.info("%s", line)

@@ -86,6 +86,17 @@ def test_folder(tmp_path, caplog):
     told = f"text:{tmp_path}: 2 files passed over (not UTF-8 or binary): image.png, latin1.txt"
     assert caplog.messages == [f"{tmp_path}: a/link.txt is the file b.txt again, and is read once.", told]
     (tmp_path / "a" / "link.txt").unlink()
+    (tmp_path / "a" / "hard.txt").hardlink_to(tmp_path / "b.txt")
+    (tmp_path / "folder").symlink_to("a")
+    (tmp_path / "nowhere.txt").symlink_to("gone.txt")
+    caplog.clear()
+    assert [document.name for document in read_text(tmp_path)] == ["a.txt", "a/hard.txt", "a/y/x", "a/z.md", "late_nul"]
+    assert caplog.messages[:2] == [
+        f"{tmp_path}: links to folders, and to what is not there, are not followed: folder, nowhere.txt",
+        f"{tmp_path}: b.txt is the file a/hard.txt again, and is read once.",
+    ]
+    for name in ("a/hard.txt", "folder", "nowhere.txt"):
+        (tmp_path / name).unlink()
     caplog.clear()
     write_files(tmp_path, {f"a/{i}.bin": b"\0" for i in range(1000)})
     read_text(tmp_path)

@@ -88,6 +88,7 @@ TSV_ERRORS = {
 }
 JSONL_ERRORS = {
     "{'a': 1}": "not JSON: \"{'a': 1}\" is not JSON (Expecting property name enclosed in double quotes at char",
+    '{"a": "1", "a": "2"}': 'not JSON: \'{"a": "1", "a": "2"}\' is not JSON (it gives the key \'a\' twice).',
     '{"a": "1",': 'not JSON: \'{"a": "1",\' is not JSON (',
     "[" * 100_000: "not JSON: ",
     '{"a": "x", "b": ' + "9" * 5000 + "}": "not JSON: ",

@@ -99,6 +99,23 @@ def test_it_is_evaluated_and_its_checkpoint_restored_elsewhere(config: Config, t
         "".join(restored.generate("def ", 2))
 
 
+class Frugal(modules.Block):
+    """Saves its input alone."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        computed: jax.Array = nnx.remat(modules.Block.__call__)(self, x)
+        return computed
+
+
+def test_what_a_block_makes_again_is_not_saved(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, saved = losses(config), predicted(make_program(config).config).stash
+    monkeypatch.setitem(FAMILIES, "nnx", family(embed=modules.Embed, block=Frugal, head=modules.Head))
+    assert losses(config) == pytest.approx(expected, rel=1e-6)
+    found = predicted(make_program(config).config).stash
+    config.pipeline.recompute = "full"
+    assert found == predicted(make_program(config).config).stash < saved / 10
+
+
 def test_flops_and_parameters_are_those_of_the_same_gpt(config: Config) -> None:
     plain = copy.deepcopy(config)
     plain.model.family = "gpt"

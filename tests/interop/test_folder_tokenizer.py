@@ -43,8 +43,10 @@ def test_gpt2s_vocabulary_becomes_a_tokenizer(tmp_path: pathlib.Path) -> None:
     for given, message in (
         ({**vocabulary, "b": vocabulary["a"]}, "gives the id 65 to several tokens"),
         ({}, "has no to"),
+        ({**vocabulary, "b": 2**32 + vocabulary["b"]}, "has ids that are no numbers of tokens"),
+        (json.dumps(vocabulary).replace('"b":', '"a":'), r"and merges\.txt are no .*\(it gives the key 'a' twice\)"),
     ):
-        (tmp_path / "hf" / "vocab.json").write_text(json.dumps(given))
+        (tmp_path / "hf" / "vocab.json").write_text(given if isinstance(given, str) else json.dumps(given))
         with pytest.raises(CheckpointError, match=rf"vocab\.json {message}"):
             copy_tokenizer(tmp_path / "hf", tmp_path / "run")
     (tmp_path / "hf" / "merges.txt").write_text("no merge at all here\n")

@@ -28,7 +28,8 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
         ),
         (["slurm", *RUN, "--num_devices=6"], "Choose sizes with a product of 6, or --num_devices=8."),
         (["slurm", *RUN, "--workdir=run"], "--workdir=run is relative to the folder of each host. Give an absolute "),
-        (["slurm", *RUN, "--workdir=/a b/run"], "output='/a b/run/slurm-%j.log': an #SBATCH line may have"),
+        (["slurm", *RUN, "--workdir=/a b/run"], "--workdir='/a b/run/slurm-%j.log': an #SBATCH line may have"),
+        (["slurm", *RUN, "--workdir=/"], "--workdir=/: a run needs a folder of its own, as in --workdir=/shared/run."),
         (["slurm", *RUN, "--workdir=/a b"], "the job's name 'a b' may have letters, digits and ._- only, and"),
         (
             ["slurm", *RUN, "--name=-x"],
@@ -38,13 +39,14 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
             ["slurm", *RUN, "--time_limit=6"],
             "--time_limit=6 is 360 s and --grace_s=300: Slurm sends the signal to save",
         ),
+        (["slurm", *RUN, "--time_limit=soon"], "--time_limit='soon': a limit of time is minutes, hours:minutes:sec"),
         (["slurm", *RUN, "--time_limit=5:59"], "--time_limit=5:59 is 359 s and --grace_s=300: Slurm sends the signal"),
         (
             ["slurm", *RUN, "--time_limit=0:05:30", "--grace_s=270"],
             "is 330 s and --grace_s=270: Slurm sends the signal",
         ),
         (["slurm", *RUN, "--time_limit=0-1", "--grace_s=4000"], "is 3600 s and --grace_s=4000: Slurm sends the signal"),
-        (["slurm", *RUN, "--account=a\n#SBATCH --uid=0"], "account='a\\n#SBATCH --uid=0': an #SBATCH line may have"),
+        (["slurm", *RUN, "--account=a\n#SBATCH --uid=0"], "--account='a\\n#SBATCH --uid=0': an #SBATCH line may have"),
         (["slurm", *RUN, "--processes_per_host=3"], "--processes_per_host=3 does not divide the 8 devices of a host."),
         (["slurm", *RUN, "--devices_per_host=3"], "8 devices cannot fill hosts of 3 devices."),
         (["slurm", *RUN, "--env=A"], "--env=A has no value. Write --env=NAME=VALUE."),
@@ -71,6 +73,10 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
         (
             ["jobset", *RUN, *POD, "--image=a b"],
             "--image='a b' must be the name of a container image, such as registry.",
+        ),
+        *(
+            (["jobset", *RUN, *POD, f"--image={image}"], f"--image={image!r} must be the name of a container image")
+            for image in ("https://x/y", "a//b", "a/", "a:", "a@", "a:b:c", "REG/Image", "a@sha256:00")
         ),
         (
             ["jobset", *RUN, *POD, "--queue=Team"],

@@ -256,6 +256,26 @@ def test_a_generator_of_ones_own_is_proven_legal(monkeypatch):
         make_schedule("forgetful", pipe=2, chunks=1, num_microbatches=1)
 
 
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda **sizes: 1 // 0, r"schedule mine: .*test_generators\.py, line \d+: ZeroDivisionError"),
+        (lambda **sizes: [1, 2], r"schedule mine: .*returned \[1, 2\]; it must return a fiddlex"),
+        (lambda: None, r"which cannot be called with pipe, num_microbatches"),
+    ],
+)
+def test_errors_of_a_registered_function_are_told(made, message, monkeypatch):
+    monkeypatch.setitem(GENERATORS, "mine", made)
+    with pytest.raises(ScheduleError, match=message):
+        make_schedule("mine", pipe=2, num_microbatches=4)
+
+
+def test_a_registered_function_keeps_its_order(monkeypatch):
+    monkeypatch.setitem(GENERATORS, "mine", GENERATORS["1f1b"])
+    sizes = {"pipe": 2, "num_microbatches": 4}
+    assert make_schedule("mine", **sizes).strict == make_schedule("1f1b", **sizes).strict
+
+
 def test_a_schedule_of_fiddlex_is_not_replaced(monkeypatch):
     monkeypatch.setitem(GENERATORS, "1f1b", GENERATORS["gpipe"])
     with pytest.raises(

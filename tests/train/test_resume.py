@@ -438,11 +438,16 @@ def test_other_data_under_the_same_name_are_refused_by_a_run_and_told_of_by_an_e
     path.write_text(text_file.read_text().replace("argument", "parameter"))
     saved["data"]["source"] = config.data.source = f"text:{path}"  # as if the file itself had changed
     (whole_run / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(CheckpointError, match=r"was trained on other data(.|\n)*choose a new --workdir"):
+    with pytest.raises(DataError, match=r"was trained on other data(.|\n)*choose a new --workdir"):
         loop.train(config, whole_run)
     caplog.clear()
     load_trainer(whole_run, lambda saved: override(saved, "data.eval_fraction=0.04"))
     assert not caplog.messages
+    linked = tmp_path / "linked.txt"
+    linked.symlink_to(path)
+    load_trainer(whole_run, lambda saved: override(saved, f"data.eval_source=text:{linked}"))
+    assert f"data.eval_source=text:{linked} lies in what the run trained on, text:{path}: what is scored" in caplog.text
+    caplog.clear()
     load_trainer(whole_run)
     told = f"text:{path} is not what it was: what the run of {whole_run} trained on and held out has changed since."
     assert caplog.messages == [told]

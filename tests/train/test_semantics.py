@@ -142,6 +142,8 @@ def sizes(tree: Any) -> int:
         ("semantics_schedule", "nonsense:0,2bw", "pipeline.semantics_schedule: there are no semantics 'nonsense'"),
         ("semantics_schedule", ":100,2bw", "':100' names no semantics"),
         ("semantics_schedule", "delay:2,sync", "'delay:2' has no length"),
+        ("semantics_schedule", "auto,sync", "'auto' stands alone"),
+        ("semantics_schedule", "AUTO", "write 'auto'"),
         ("semantics_schedule", "sync,2bw", "'sync' has no length. Write each phase but the last with its length"),
         ("semantics_schedule", "sync:50,2bw", "its phases before the last take 50 of train.num_steps=10 steps"),
         ("num_microbatches", 1, "at least as many microbatches as ranks. Use pipeline.num_microbatches=2 or more"),

@@ -6,6 +6,7 @@ splits. A blend, `megatron:0.7:a,0.3:b`, gives each prefix a weight; only the ra
 """
 
 import math
+import os
 import re
 from collections.abc import Iterable
 from fractions import Fraction
@@ -91,3 +92,10 @@ def parse_split(field: str, value: str) -> tuple[float, float, float]:
         )
     train, valid, test = (number / total for number in [*numbers, 0.0, 0.0][:_SPLITS])
     return train, valid, test
+
+
+def lies_in(source: str, other: str) -> bool:
+    """Whether a source names the data of another one, or a part of them, however their paths are written."""
+    (kind, _, path), (other_kind, _, other_path) = source.partition(":"), other.partition(":")
+    inner, outer = (os.path.realpath(os.path.expanduser(each)) for each in (path, other_path))
+    return kind == other_kind and (inner == outer or inner.startswith(outer.rstrip(os.sep) + os.sep))

@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.jax_settings import kept_settings
-from fiddlex.errors import CheckpointError
+from fiddlex.errors import CheckpointError, DataError
 from fiddlex.files.places import steps_in
 from fiddlex.files.whole_files import unused
 from fiddlex.parallel.sharding import on_devices
@@ -113,7 +113,8 @@ class Checkpoints:
 
         Raises:
           CheckpointError: when there are checkpoints but none can be read, or when the newest readable one belongs to
-            other training data, another kind of optimizer, or a network with other parameters.
+            another kind of optimizer, or a network with other parameters.
+          DataError: when it belongs to other training data.
         """
         damaged: dict[int, str] = {}
         for step in reversed(processes.told_by_first(f"steps in {self.directory.name}", self.steps)):
@@ -178,7 +179,7 @@ class Checkpoints:
         read = None
         try:
             read = self._read(step, abstract, layers, fingerprint, padded_vocab)
-        except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):  # the files are not to blame
+        except (CheckpointError, DataError, MemoryError, jax.errors.JaxRuntimeError):  # the files are not to blame
             raise
         except Exception as error:  # orbax, tensorstore and json raise many kinds for a damaged file
             reason = first_line(error)
@@ -221,7 +222,7 @@ class Checkpoints:
         meta = read_meta(self.path(step))
         expected = meta["checksums"]
         if fingerprint and meta["fingerprint"] and meta["fingerprint"] != fingerprint:
-            raise CheckpointError(
+            raise DataError(
                 f"{self.path(step)} was trained on other data: fingerprint {meta['fingerprint']}, now {fingerprint}. "
                 "The files that data.source names (for stdlib: the Python version) have changed since. Put them back "
                 "to go on with this run, or choose a new --workdir."

@@ -8,6 +8,7 @@ from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config, DataConfig, OptimizerConfig
 from fiddlex.config.overrides import FLUSHED, replaced
+from fiddlex.config.values.source import lies_in
 from fiddlex.data.corpus import corpus_tokenizer
 from fiddlex.errors import CheckpointError
 from fiddlex.train.inference.decoding import make_decoding
@@ -57,7 +58,13 @@ def result_config(
     config.optimizer = OptimizerConfig(zero1=config.optimizer.zero1)
     config = config.without_unused()
     check_same_shapes(saved, config, workdir)
-    if processes.is_first() and _scores_trained(saved.data, config.data):
+    if processes.is_first() and config.data.eval_source and lies_in(config.data.eval_source, saved.data.source):
+        logger.warning(
+            "data.eval_source=%s lies in what the run trained on, %s: what is scored, it trained on.",
+            config.data.eval_source,
+            saved.data.source,
+        )
+    elif processes.is_first() and _scores_trained(saved.data, config.data):
         logger.warning(
             "The run trained on %.4g%% of %s, and now only %.4g%% are not held out: what is scored may be what the run "
             "trained on, unless the source has held-out data of its own.",
@@ -70,7 +77,8 @@ def result_config(
 
 def _scores_trained(run: DataConfig, now: DataConfig) -> bool:
     """Whether what `now` holds out of the source is in part what the run trained on."""
-    return now.source == run.source and not now.eval_source and now.trained_share < run.trained_share
+    same = lies_in(now.source, run.source) and lies_in(run.source, now.source)
+    return same and not now.eval_source and now.trained_share < run.trained_share
 
 
 def no_checkpoint(workdir: Path, named_by: str = "--workdir") -> CheckpointError:
