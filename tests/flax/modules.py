@@ -90,33 +90,50 @@ LINEN = family(embed=LinenEmbed, block=LinenBlock, head=LinenHead)
 
 
 def nnx_loss(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> jax.Array:
-    """Of one device, whose `head` has the embedding's table as `tokens`; without dropout."""
+    """Of one device, whose `head` has the embedding's table as `tokens`."""
 
     def module(kind: Any, values: Tree) -> Any:
         made = kind(config.model, rngs=nnx.Rngs(0))
-        flat = {path: value for path, value in _flat(values)}
+        flat = dict(_flat(values))
         for path, variable in nnx.to_flat_state(nnx.state(made, nnx.Param)):
             variable.set_value(flat.pop(tuple(map(str, path))))
         assert not flat
-        nnx.update(made, nnx.state(made, nnx.Param))
         return made
 
-    del number
-    x = module(Embed, weights["embedding"])(batch["tokens"])
-    for layer in weights["layers"]:
-        x = module(Block, layer)(x)
+    def called(kind: Any, values: Tree, x: jax.Array, layer: int) -> jax.Array:
+        def of_example(key: jax.Array, x: jax.Array) -> jax.Array:
+            made = module(kind, values)
+            nnx.reseed(made, default=jax.random.fold_in(key, 0))
+            return made(x[None])[0]
+
+        return _by_example(of_example, x, layer, number, config) if config.model.dropout else module(kind, values)(x)
+
+    x = called(Embed, weights["embedding"], batch["tokens"], len(weights["layers"]))
+    for layer, values in enumerate(weights["layers"]):
+        x = called(Block, values, x, layer)
     head = {name: each for name, each in weights["head"].items() if name != "tokens"}
     logits = module(Head, head)(x, module(Embed, weights["embedding"] | {"tokens": weights["head"]["tokens"]}))
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
 
 
 def linen_loss(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> jax.Array:
-    del number
     x = LinenEmbed(config.model).apply({"params": weights["embedding"]}, batch["tokens"])
-    for layer in weights["layers"]:
-        x = LinenBlock(config.model).apply({"params": layer}, x, deterministic=True)
-    logits = LinenHead(config.model).apply({"params": weights["head"]}, x)
+    for layer, values in enumerate(weights["layers"]):
+
+        def of_example(key: jax.Array, x: jax.Array, values: Tree = values) -> jax.Array:
+            block = LinenBlock(config.model)
+            return block.apply({"params": values}, x[None], deterministic=False, rngs={"dropout": key})[0]
+
+        x = _by_example(of_example, x, layer, number, config)
+    logits = LinenHead(config.model).apply({"params": {k: v for k, v in weights["head"].items() if k != "tokens"}}, x)
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+
+
+def _by_example(call: Any, x: jax.Array, layer: int, step: jax.Array, config: Config) -> jax.Array:
+    """Keys as docs/flax.md has them: seed → 1 → step → example → layer."""
+    fold = jax.random.fold_in
+    key = fold(fold(jax.random.key(config.train.seed), 1), step)
+    return jax.vmap(lambda example, x: call(fold(fold(key, example), layer), x))(jnp.arange(len(x)), x)
 
 
 def _flat(tree: Tree, before: tuple[str, ...] = ()) -> Any:

@@ -270,7 +270,7 @@ MUTATIONS = (
     Mutation(
         "links-to-a-text-read-as-other-texts",
         "fiddlex/data/documents.py",
-        old="if name not in links or taken[links[name]] == name]",
+        old="if name in set(taken.values())]",
         new="]",
         tests=("tests/data/test_documents.py::test_folder",),
     ),

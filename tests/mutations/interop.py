@@ -152,7 +152,7 @@ MUTATIONS = (
     Mutation(
         "tokens-of-one-id-taken",
         "fiddlex/interop/folder_tokenizer.py",
-        old="if not ids or max(ids.values()) > 1:",
+        old="if not ids or max(ids.values()) > 1 or written != vocabulary:",
         new="if not ids:",
         tests=("tests/interop/test_folder_tokenizer.py::test_gpt2s_vocabulary_becomes_a_tokenizer",),
     ),
