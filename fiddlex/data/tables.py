@@ -133,6 +133,10 @@ def numbered_lines(file: Iterable[bytes], *, blank: bytes) -> Iterator[tuple[int
 
 
 def decode_line(line: bytes) -> str:
+    if line.startswith(UTF8_MARK):  # that of the file itself is no part of its first line
+        raise BadLineError(
+            "begins with a byte order mark", "it begins with a byte order mark, as where files were joined. Remove it."
+        )
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:

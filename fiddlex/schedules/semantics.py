@@ -160,6 +160,9 @@ def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, .
     phases.append(Phase(last.strip(), start, num_steps))
     for phase in phases:
         _check(phase.semantics, "pipeline.semantics_schedule" if schedule else "pipeline.semantics")
+    for part in parts:  # a share may be less than half a step
+        if re.fullmatch(r".*:0+", part.strip()):
+            raise _unreadable(schedule, f"the phase {part.strip()!r} takes no step")
     return tuple(phase for phase in phases if phase.end > phase.start or len(phases) == 1)
 
 

@@ -70,6 +70,13 @@ def test_blank_lines_are_no_data_but_count(tmp_path):
     assert (table.rows, table.lines) == ([("1", "2"), ("3", "4")], [3, 6])
 
 
+def test_files_that_were_joined_have_a_byte_order_mark_within(tmp_path):
+    with pytest.raises(
+        DataError, match=r"x\.tsv, line 3: it begins with a byte order mark, as where files were joined"
+    ):
+        read(tmp_path / "x.tsv", "\ufeffa\tb\n1\t2\n\ufeff3\t4\n")
+
+
 def test_huge_line(tmp_path):
     text = "x" * 5_000_000
     assert read(tmp_path / "x.tsv", f"a\tb\n{text}\ty").rows == [(text, "y")]

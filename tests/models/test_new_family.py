@@ -199,6 +199,11 @@ class Wider(GatedDecoder):
         return jnp.concatenate([x_BSH, x_BSH], axis=-1)
 
 
+class Narrow(GatedDecoder):
+    def embed(self, weights, batch, context):
+        return super().embed(weights, batch, context)[..., :8]
+
+
 class Forgetful(GatedDecoder):
     def layer(self, weights, x_BSH, context):
         super().layer(weights, x_BSH, context)
@@ -212,6 +217,13 @@ class Failing(GatedDecoder):
 def test_code_of_a_family_that_fails_is_named_by_its_line(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, "gated", dataclasses.replace(GATED, model=Failing))
     with pytest.raises(ConfigError, match=r"test_new_family\.py, line \d+: KeyError: 'norm'"):
+        Trainer(config).compile()
+
+
+def test_the_embedding_makes_activations_of_the_hidden_size(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "gated", dataclasses.replace(GATED, model=Narrow))
+    told = r"the embedding makes float32\[2, 8, 8\] of int32\[2, 16\] tokens. It must return float32\[2, 8, 32\]"
+    with pytest.raises(ConfigError, match=told):
         Trainer(config).compile()
 
 

@@ -144,6 +144,7 @@ def sizes(tree: Any) -> int:
         ("semantics_schedule", "delay:2,sync", "'delay:2' has no length"),
         ("semantics_schedule", "auto,sync", "'auto' stands alone"),
         ("semantics_schedule", "AUTO", "write 'auto'"),
+        ("semantics_schedule", "sync:0,2bw", "the phase 'sync:0' takes no step"),
         ("semantics_schedule", "sync,2bw", "'sync' has no length. Write each phase but the last with its length"),
         ("semantics_schedule", "sync:50,2bw", "its phases before the last take 50 of train.num_steps=10 steps"),
         ("num_microbatches", 1, "at least as many microbatches as ranks. Use pipeline.num_microbatches=2 or more"),

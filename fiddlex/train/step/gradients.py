@@ -144,7 +144,16 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
 
     def embed(outer: Weights, microbatch: Batch) -> jax.Array:
         with naming_lines():
-            return model.embed(outer, microbatch, context(microbatch))
+            x = model.embed(outer, microbatch, context(microbatch))
+        tokens_BS = as_rows(microbatch["tokens"])
+        length = tokens_BS.shape[1] // (config.mesh.tensor if config.mesh.sequence_parallel else 1)
+        expected = jax.ShapeDtypeStruct((len(tokens_BS), length, config.model.hidden_size), config.model.dtype)
+        if (found := _type_of(x)) != _type_of(expected):
+            raise ConfigError(
+                f"model.family={config.model.family}: the embedding makes {found} of {_type_of(tokens_BS)} tokens. It "
+                f"must return {_type_of(expected)}, activations of model.hidden_size (docs/models.md)."
+            )
+        return x
 
     def scored(outer: Weights, x: jax.Array, microbatch: Batch) -> jax.Array:
         with naming_lines():
@@ -153,11 +162,10 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
     def apply_layer(layer: Weights, x: jax.Array, number: jax.Array, settings: Context) -> jax.Array:
         with naming_lines():
             y = model.apply_layer(layer, x, number, settings)
-        if not isinstance(y, jax.Array) or (y.shape, y.dtype) != (x.shape, x.dtype):
-            found = f"{y.dtype}{list(y.shape)}" if isinstance(y, jax.Array) else type(y).__name__
+        if _type_of(y) != _type_of(x):
             raise ConfigError(
-                f"model.family={config.model.family}: a layer makes {found} of the residual stream, "
-                f"{x.dtype}{list(x.shape)}. It must return an array of the same shape and dtype (docs/models.md)."
+                f"model.family={config.model.family}: a layer makes {_type_of(y)} of the residual stream, "
+                f"{_type_of(x)}. It must return an array of the same shape and dtype (docs/models.md)."
             )
         return y
 
@@ -182,6 +190,11 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         tile=TILES.get(mesh.devices.flat[0].platform),
         codec=codec_of(config.pipeline.stash_dtype),
     )
+
+
+def _type_of(x: Any) -> str:
+    """Dtype and shape of an array, as in float32[2, 16]; of something else, its type."""
+    return f"{x.dtype}{list(x.shape)}" if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else type(x).__name__
 
 
 def outer(weights: Weights) -> Weights:
