@@ -82,15 +82,9 @@ class LayerMemory:
         saved = list[Saved]()
         for before, operation in itertools.pairwise((Operation(), *branch)):
             saved += operation.saved(self.arrays, before)
-            if operation is self._reader:
+            if operation is self.network.reader:
                 saved[-1] = saved[-1]._replace(is_input=True)
         return saved
-
-    @property
-    def _reader(self) -> Operation:
-        """The operation that saves the layer's input: the first norm, or in post-LN the first product."""
-        first = next((each for each in self.network.operations if isinstance(each, Product)), Operation())
-        return self.network.operations[0] if isinstance(first, Product) and first.made_by else first
 
     def _masks(self, branch: Sequence[Operation]) -> int:
         """Bytes of the masks of a branch's dropout, without that inside attention."""

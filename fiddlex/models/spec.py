@@ -391,6 +391,12 @@ class Network:
         return next((each for each in self.operations if isinstance(each, Attention)), NO_ATTENTION)
 
     @functools.cached_property
+    def reader(self) -> Operation | None:
+        """The operation that saves a layer's input: the first norm, or in post-LN the first product; None: neither."""
+        first = next((each for each in self.operations if isinstance(each, Product)), None)
+        return self.operations[0] if first and first.made_by else first
+
+    @functools.cached_property
     def products(self) -> list[Product]:
         """The products of a layer, all branches one after another."""
         return [product for each in self.operations for product in each.products]

@@ -31,10 +31,10 @@ def _generator(function: Callable[..., Any], path: str, named: str) -> Generator
 def made_registered(function: Callable[..., Any], name: str, sizes: dict[str, int]) -> Schedule:
     """What a function that a user has registered under a name makes of the sizes, checked as that of a file is."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return _made(function, code.co_filename if code else name, name, keeps_order=True, **sizes)
+    return _made(function, code.co_filename if code else name, name, registered=True, **sizes)
 
 
-def _made(function: Callable[..., Any], path: str, named: str, *, keeps_order: bool = False, **sizes: int) -> Schedule:
+def _made(function: Callable[..., Any], path: str, named: str, *, registered: bool = False, **sizes: int) -> Schedule:
     """What the function makes of the sizes, under the name by which the user knows it, with the types checked."""
     with _OWN.naming(named):
         schedule = _OWN.call(function, path, sizes)
@@ -44,7 +44,9 @@ def _made(function: Callable[..., Any], path: str, named: str, *, keeps_order: b
                 f"{name} of {path} returned {reprlib.repr(schedule)}; it must return a "
                 "fiddlex.schedules.schedule.Schedule."
             )
-        return _checked(schedule, named, strict=schedule.strict or not keeps_order)
+        if registered:  # it has the name and the order that its function says
+            return _checked(schedule, str(schedule.name), strict=schedule.strict)
+        return _checked(schedule, named, strict=True)
 
 
 def _checked(schedule: Schedule, name: str, *, strict: bool) -> Schedule:
