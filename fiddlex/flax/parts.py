@@ -48,7 +48,9 @@ def make_part(
     Raises:
       ConfigError: when it is no module, or one that a pipeline cannot run.
     """
-    takes_rngs = _takes(made, "rngs")
+    if isinstance(made, nnx.Module | linen.Module):
+        raise ConfigError(f"{role} is a module; give its class, or a function that makes one from the config.")
+    takes_rngs = _takes(made, "rngs") or _takes_all(made)
 
     def make(key: jax.Array) -> Any:
         return made(config, rngs=nnx.Rngs(key)) if takes_rngs else made(config)
@@ -58,6 +60,10 @@ def make_part(
     module = make(jax.random.key(0))
     if isinstance(module, linen.Module):
         return _linen(role, module, given, embed)
+    if isinstance(module, nnx.Module):
+        raise ConfigError(
+            f"{role} is made without `rngs`; let it take them, as in lambda config, rngs: Mine(rngs=rngs)."
+        )
     raise _no_module(role, module)
 
 
@@ -88,7 +94,7 @@ def _nnx(role: str, make: Callable[[jax.Array], Any]) -> Part:
     module, graph = traced
     _check_rest(role, rest, other)
     paths = [_path(path) for path, _ in nnx.to_flat_state(params)]
-    _check_dtypes(role, zip(paths, jax.tree.leaves(params), strict=True))
+    _check_leaves(role, zip(paths, jax.tree.leaves(params), strict=True))
     structure = jax.tree.structure(params)
     modes = _modes(role, type(module).__call__)
     tags = sorted({each.tag for _, each in nnx.iter_graph(module) if isinstance(each, nnx.RngStream)})
@@ -99,17 +105,21 @@ def _nnx(role: str, make: Callable[[jax.Array], Any]) -> Part:
 
     def bound(weights: Weights) -> Any:
         state = jax.tree.unflatten(structure, [_at(weights, path) for path in paths])
-        return nnx.merge(graph, state, rest, copy=True)  # without a copy a call would write into `rest`
+        made = nnx.merge(graph, state, rest, copy=True)  # without a copy a call would write into `rest`
+        made.eval()
+        return made
 
     def apply(weights: Weights, key: jax.Array | None, *inputs: Any, **others: Any) -> Any:
         called = bound(weights)
-        if key is None:
-            called.eval()
-        else:
+        if key is not None:
             called.train()
             keys: dict[str, Any] = {tag: jax.random.fold_in(key, number) for number, tag in enumerate(tags)}
             nnx.reseed(called, **keys)
-        return called(*inputs, **others, **modes(key is not None))
+        before = _kept(called)
+        result = called(*inputs, **others, **modes(key is not None))
+        if changed := [path for path, value in _kept(called).items() if before.get(path) is not value]:
+            raise _changing(role, f"{'.'.join(changed[0])}")
+        return result
 
     return Part(role, init, apply, bound, _takes(type(module).__call__, "embed"))
 
@@ -124,11 +134,8 @@ def _linen(role: str, module: linen.Module, given: jax.ShapeDtypeStruct, embed: 
 
     found = jax.eval_shape(variables, jax.random.key(0))
     if others := sorted(set(found) - {"params"}):
-        raise ConfigError(
-            f"{role} keeps the collection {others[0]!r}, which a call changes. A pipeline runs many microbatches at "
-            "once and would lose the change: use a module without such state, LayerNorm in place of BatchNorm."
-        )
-    _check_dtypes(role, _flat(found.get("params", {})))
+        raise _changing(role, f"the collection {others[0]!r}")
+    _check_leaves(role, _flat(found.get("params", {})))
 
     def apply(weights: Weights, key: jax.Array | None, *inputs: Any, **others: Any) -> Any:
         rngs = {} if key is None else {"dropout": key}
@@ -153,10 +160,7 @@ def _check_rest(role: str, rest: Any, other: Any) -> None:
     """Checks what a module keeps besides parameters, as two keys make it."""
     for (path, each), (_, different) in zip(*map(nnx.to_flat_state, (rest, other)), strict=True):
         if isinstance(each, nnx.BatchStat):
-            raise ConfigError(
-                f"{role} keeps {'.'.join(_path(path))}, a nnx.BatchStat, which a call changes. A pipeline runs many "
-                "microbatches at once and would lose the change: use LayerNorm or GroupNorm in place of BatchNorm."
-            )
+            raise _changing(role, f"{'.'.join(_path(path))}, a nnx.BatchStat")
         if not isinstance(each, nnx.RngState) and not jnp.array_equal(*map(_value, (each, different))):
             raise ConfigError(
                 f"{role} keeps {'.'.join(_path(path))}, random numbers outside a nnx.Param. They would be the same in "
@@ -164,12 +168,31 @@ def _check_rest(role: str, rest: Any, other: Any) -> None:
             )
 
 
+def _changing(role: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"{role} keeps {what}, which a call changes. A pipeline runs many microbatches at once and would lose the "
+        "change: use a module without such state, LayerNorm in place of BatchNorm."
+    )
+
+
+def _kept(module: Any) -> dict[Path, Any]:
+    """What a module keeps from call to call, but for its streams of random numbers and what it sows."""
+    state = nnx.to_flat_state(nnx.state(module))
+    passing = (nnx.RngState, nnx.Intermediate)
+    return {_path(path): _value(leaf) for path, leaf in state if not isinstance(leaf, passing)}
+
+
 def _value(leaf: Any) -> Any:
     return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
-def _check_dtypes(role: str, leaves: Any) -> None:
+def _check_leaves(role: str, leaves: Any) -> None:
+    """Checks names and dtypes of parameters."""
     for path, each in leaves:
+        if wrong := [name for name in path if not f"_{name}".isidentifier()]:
+            raise ConfigError(
+                f"{role} has {'.'.join(path)}; fiddlex takes names of letters, digits and underscores: rename {wrong[0]!r}."
+            )
         if each.dtype != jnp.float32:
             raise ConfigError(
                 f"{role} has {'.'.join(path)} in {each.dtype}. fiddlex keeps weights in float32 and computes with them "
@@ -200,6 +223,12 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
     # The metaclass of NNX modules takes any arguments, and hides those that their class takes.
     called: Any = function
     return name in inspect.signature(called.__init__ if isinstance(function, type) else called).parameters
+
+
+def _takes_all(function: Callable[..., Any]) -> bool:
+    """Whether a function, or a class of NNX, passes any keyword arguments on."""
+    called: Any = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    return any(each.kind is each.VAR_KEYWORD for each in inspect.signature(called).parameters.values())
 
 
 def _path(path: Sequence[Any]) -> Path:
