@@ -191,7 +191,7 @@ def _check_leaves(role: str, leaves: Any) -> None:
     for path, each in leaves:
         if wrong := [name for name in path if not f"_{name}".isidentifier()]:
             raise ConfigError(
-                f"{role} has {'.'.join(path)}; fiddlex takes names of letters, digits and underscores: rename {wrong[0]!r}."
+                f"{role} has {'.'.join(path)}; names are words of letters, digits and underscores: rename {wrong[0]!r}."
             )
         if each.dtype != jnp.float32:
             raise ConfigError(
