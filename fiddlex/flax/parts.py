@@ -115,11 +115,7 @@ def _nnx(role: str, make: Callable[[jax.Array], Any]) -> Part:
             called.train()
             keys: dict[str, Any] = {tag: jax.random.fold_in(key, number) for number, tag in enumerate(tags)}
             nnx.reseed(called, **keys)
-        before = _kept(called)
-        result = called(*inputs, **others, **modes(key is not None))
-        if changed := [path for path, value in _kept(called).items() if before.get(path) is not value]:
-            raise _changing(role, f"{'.'.join(changed[0])}")
-        return result
+        return called(*inputs, **others, **modes(key is not None))
 
     return Part(role, init, apply, bound, _takes(type(module).__call__, "embed"))
 
@@ -173,13 +169,6 @@ def _changing(role: str, what: str) -> ConfigError:
         f"{role} keeps {what}, which a call changes. A pipeline runs many microbatches at once and would lose the "
         "change: use a module without such state, LayerNorm in place of BatchNorm."
     )
-
-
-def _kept(module: Any) -> dict[Path, Any]:
-    """What a module keeps from call to call, but for its streams of random numbers and what it sows."""
-    state = nnx.to_flat_state(nnx.state(module))
-    passing = (nnx.RngState, nnx.Intermediate)
-    return {_path(path): _value(leaf) for path, leaf in state if not isinstance(leaf, passing)}
 
 
 def _value(leaf: Any) -> Any:

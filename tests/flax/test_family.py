@@ -185,16 +185,6 @@ class Random(modules.Block):
         self.offset = nnx.Variable(jax.random.normal(rngs.params(), (config.hidden_size,)))
 
 
-class Remembering(modules.Block):
-    def __init__(self, config: Any, **others: Any):
-        super().__init__(config, **others)
-        self.calls = nnx.Cache(jnp.zeros(()))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        self.calls[...] += 1
-        return super().__call__(x)
-
-
 class Counting(linen.Module):
     config: Any
 
@@ -215,7 +205,6 @@ class Failing(modules.Block):
         ({"block": Counting}, r"block keeps the collection 'batch_stats', .*use a module without"),
         ({"block": Random}, r"block keeps offset, random numbers outside a nnx.Param\. .*make it a nnx.Param"),
         ({"block": Rounded}, r"block has last\.bias in bfloat16\. .*param_dtype=float32"),
-        ({"block": Remembering}, r"block keeps calls, which a call changes\. "),
         ({"block": lambda config: nnx.Linear(32, 32, rngs=nnx.Rngs(0))}, r"block is made without `rngs`; let it take"),
         ({"block": linen.Dense(32)}, r"block is a module; give its class, or a function that"),
         ({"block": Masked}, r"block is called with mask too, which fiddlex cannot give\. .*wrap the module"),
