@@ -45,7 +45,7 @@ mesh  model schedule         v m layers          sp recompute optimizer     zero
 2x1x1 nnx   gpipe            1 2 -               -  none      adam          -     dropout sync          -
 1x4x1 nnx   1f1b             1 4 -               -  none      adamw         -     -       stash         momentum,1,1
 2x2x1 nnx   zb_h2            1 4 -               -  none      lamb          zero1 -       delay:2       -
-2x2x1 nnx   breadth_first    2 4 -               -  none      adamw,streams zero1 -       sync          -
+2x2x1 nnx   breadth_first    3 4 1,1,1,1,1,1     -  none      adamw,streams zero1 -       sync          -
 1x4x1 linen interleaved_1f1b 2 8 1,1,1,1,1,1,1,1 -  full      sgd           -     -       2bw           -
 2x4x1 linen zb_h1            1 4 -               -  none      adamw         zero1 dropout 2bw           -
 1x2x1 linen dual_pipe_v      2 4 -               -  full      adamw         zero1 -       sync          -
