@@ -120,7 +120,8 @@ def files_below(root: Path, *, skip: Callable[[str], bool]) -> list[tuple[str, P
         state = path.stat()
         if (first := taken.setdefault((state.st_dev, state.st_ino), name)) != name:
             logger.warning("%s: %s is the file %s again, and is read once.", root, name, first)
-    return [(name, path) for name, path in found if name in set(taken.values())]
+    kept = set(taken.values())
+    return [(name, path) for name, path in found if name in kept]
 
 
 def _walk(root: Path, skip: Callable[[str], bool]) -> Iterator[Path]:

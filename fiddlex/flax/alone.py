@@ -34,8 +34,8 @@ def alone(function: Callable[[Tree, jax.Array, Tree], Tree]) -> Callable[[Tree, 
 
     def called(weights: Tree, x: jax.Array, again: Tree) -> Tree:
         # A gradient is a sum over the axes that are added here.
-        axes = frozenset[str]().union(*map(_axes, jax.tree.leaves((weights, x, again))))
-        weights, x = jax.tree.map(lambda leaf: _varying(leaf, axes), (weights, x))
+        axes = frozenset[str]().union(*map(axes_of, jax.tree.leaves((weights, x, again))))
+        weights, x = jax.tree.map(lambda leaf: as_varying_over(leaf, axes), (weights, x))
         return evaluated(weights, x, again)
 
     return called
@@ -64,13 +64,14 @@ def inlined(function: Callable[..., Tree]) -> Callable[..., Tree]:
             closed, made = jax.make_jaxpr(function, return_shape=True)(*jax.tree.unflatten(structure, types))
             traces[key] = closed, jax.tree.structure(made)
         closed, results = traces[key]
-        axes = frozenset[str]().union(*map(_axes, leaves))
+        axes = frozenset[str]().union(*map(axes_of, leaves))
         return jax.tree.unflatten(results, _run(closed, leaves, axes))
 
     return evaluated
 
 
-def _axes(x: jax.Array) -> frozenset[str]:
+def axes_of(x: jax.Array) -> frozenset[str]:
+    """The mesh axes over which an array varies."""
     axes: frozenset[str] = jax.typeof(x).manual_axis_type.varying
     return axes
 
@@ -132,14 +133,15 @@ _INNER = {"scan": _scan, "while": _while, "cond": _cond}
 _INNER |= dict.fromkeys(("jit", "pjit", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"), _call)
 
 
-def _varying(x: Any, axes: frozenset[str]) -> Any:
-    missing = tuple(sorted(axes - _axes(x)))
+def as_varying_over(x: Any, axes: frozenset[str]) -> Any:
+    """The array, marked as varying over further axes."""
+    missing = tuple(sorted(axes - axes_of(x)))
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def _run(closed: core.ClosedJaxpr, arguments: Sequence[Any], axes: frozenset[str]) -> list[Any]:
     def varying(x: Any) -> Any:
-        return _varying(x, axes)
+        return as_varying_over(x, axes)
 
     def read(name: Any) -> Any:
         return name.val if isinstance(name, core.Literal) else values[name]

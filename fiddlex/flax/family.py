@@ -42,7 +42,7 @@ def family(
     def made(config: Config) -> _Made:
         key = tuple(vars(config.model).values())
         if key not in kept:
-            functions = Functions(block, *_parts(config, embed, block, head))
+            functions = Functions(*_parts(config, embed, block, head))
             if len(kept) >= _MOST_KEPT:
                 kept.clear()
             kept[key] = _Made(functions, describe(config, functions))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fiddlex.config import Config
-from fiddlex.flax.alone import alone
+from fiddlex.flax.alone import alone, as_varying_over
 from fiddlex.flax.parts import Part
 from fiddlex.models.context import Context
 from fiddlex.models.model import Batch, Model, as_rows, sums
@@ -27,8 +27,7 @@ Keys = jax.Array | None  # one for each example; None where nothing is dropped
 class Functions:
     """The three modules as functions of their weights, their input, and what is not differentiated."""
 
-    def __init__(self, made: Callable[..., Any], embed: Part, block: Part, head: Part):
-        self.made = made  # makes the blocks
+    def __init__(self, embed: Part, block: Part, head: Part):
         self.parts = {"embedding": embed, "layers": block, "head": head}
 
         def embedded(weights: Weights, like: jax.Array, again: tuple[jax.Array, Keys]) -> jax.Array:
@@ -69,9 +68,11 @@ class Share(NamedTuple):
 
     def take(self, x_B: Any) -> Any:
         """This rank's examples of arrays that are the same on all ranks of `pipe`."""
-        cast = (lax.pcast(x, "pipe", to="varying") if "pipe" not in _axes(x) else x for x in jax.tree.leaves(x_B))
-        shares = [lax.dynamic_slice_in_dim(x, self.first, self.size) for x in cast]
-        return jax.tree.unflatten(jax.tree.structure(x_B), shares)
+
+        def part(x: jax.Array) -> jax.Array:
+            return lax.dynamic_slice_in_dim(as_varying_over(x, frozenset({"pipe"})), self.first, self.size)
+
+        return jax.tree.map(part, x_B)
 
     def whole(self, y_B: jax.Array, examples: int) -> jax.Array:
         """The results of all ranks together, the same on each."""
@@ -89,10 +90,6 @@ class FlaxModel(Model):
     def __init__(self, config: Config, functions: Functions):
         super().__init__(config)
         self._functions = functions
-
-    @property
-    def code(self) -> Callable[..., Any]:
-        return self._functions.made
 
     def init(self, key: jax.Array, layers: Any) -> Weights:
         parts = self._functions.parts
@@ -149,8 +146,3 @@ def _cross_entropy(logits_BSV: jax.Array, targets_BS: jax.Array) -> jax.Array:
     logits_BSV = logits_BSV.astype(jnp.float32)
     target_BS1 = jnp.take_along_axis(logits_BSV, targets_BS[..., None], axis=-1)
     return jax.nn.logsumexp(logits_BSV, axis=-1) - target_BS1[..., 0]
-
-
-def _axes(x: jax.Array) -> frozenset[str]:
-    axes: frozenset[str] = jax.typeof(x).manual_axis_type.varying
-    return axes

@@ -20,11 +20,11 @@ from fiddlex.flax.alone import inlined
 from fiddlex.flax.model import Functions, Keys
 from fiddlex.models.spec import (
     InnerProduct,
-    Linear,
     Matrix,
     Network,
     Parameter,
     Parameters,
+    PerSequence,
     Product,
     Traced,
     TracedArray,
@@ -184,14 +184,13 @@ def _products(jaxpr: core.Jaxpr, of_weights: Sequence[bool], times: int = 1) -> 
 
 
 def _counted(equation: core.JaxprEqn, of_weights: Sequence[bool], times: int) -> Counted:
-    ((left, right), (batch, _)) = equation.params["dimension_numbers"]
+    ((left, _), (batch, _)) = equation.params["dimension_numbers"]
     avals: list[Any] = [name.aval for name in equation.invars]
     shapes = [aval.shape for aval in avals]
     number, inputs = (math.prod(shapes[0][i] for i in axes) for axes in (batch, left))
     free = [math.prod(shape) // (number * inputs) for shape in shapes]
     if of_weights[0] and not of_weights[1]:
         free.reverse()
-    del right
     return Counted(free[0], inputs, free[1], number * times, any(of_weights))
 
 
@@ -204,30 +203,33 @@ def _as_product(counted: Counted, rows: int) -> Product | InnerProduct:
 
 def _scoring(counted: Counted, config: Config) -> Product | InnerProduct:
     found = _as_product(counted, config.model.seq_len)
-    return dataclasses.replace(found, positions="scored") if isinstance(found, Product) else found
+    if not isinstance(found, Product):
+        return found
+    # The ranks of `pipe` share the examples: each has as much work as with a share of the vocabulary.
+    return dataclasses.replace(found, positions="scored", split="vocab" * (found.outputs == config.model.vocab_size))
 
 
 def _traced(config: Config, functions: Functions, weights: Weights) -> Traced:
     one, two = (_Sizes.of(config, functions, weights, number) for number in (1, 2))
 
-    def linear(of_one: int, of_two: int) -> Linear:
-        return Linear(2 * of_one - of_two, of_two - of_one)
+    def size(of_one: int, of_two: int) -> PerSequence:
+        return PerSequence(2 * of_one - of_two, of_two - of_one)
 
     counted = [_as_product(each, config.model.seq_len) for each in one.products]
     saves = tuple(
         TracedArray(
-            linear(first.size, second.size), (*first.shape, 1)[-2 if first.ndim else 0], first.dtype.itemsize, encodes
+            size(first.size, second.size), (*first.shape, 1)[-2 if first.ndim else 0], first.dtype.itemsize, encodes
         )
         for first, second, encodes in zip(one.saved, two.saved, one.encoded, strict=True)
     )
     return Traced(
         with_weights=tuple(each for each in counted if isinstance(each, Product)),
         without_weights=tuple(each for each in counted if isinstance(each, InnerProduct)),
-        moves=linear(one.moved, two.moved),
-        holds=linear(one.held, two.held),
+        moves=size(one.moved, two.moved),
+        holds=size(one.held, two.held),
         saves=saves,
-        leaves=linear(one.left, two.left),
-        leaves_again=linear(one.left_again, two.left_again),
+        leaves=size(one.left, two.left),
+        leaves_again=size(one.left_again, two.left_again),
     )
 
 

@@ -8,7 +8,7 @@ use the embedding's table too.
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -40,11 +40,6 @@ class Model(abc.ABC):
         self._vocab_rows = config.padded_vocab_size
         task = self.network.task
         self.parts = ("tokens",) * bool(task.num_scored) + ("labels",) * bool(task.num_outputs)
-
-    @property
-    def code(self) -> Callable[..., Any]:
-        """The function or class whose file an error of the model names."""
-        return type(self)
 
     @property
     def causal(self) -> bool:

@@ -49,8 +49,13 @@ def make_model(config: Config) -> "Model":
     Raises:
       ConfigError: as `network_of`, or when the family has no model that computes its network.
     """
-    model: Model = _made(_function(config.model.family, "model", family(config.model.family).model), config)
+    model: Model = _made(model_function(config), config)
     return model
+
+
+def model_function(config: Config) -> "Callable[[Config], Model]":
+    """The function or class that makes the model of a config's family; raises as `make_model` does."""
+    return _function(config.model.family, "model", family(config.model.family).model)
 
 
 def errors_of_family(name: str, made: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:

@@ -301,7 +301,7 @@ class Residual(Operation):
 NO_ATTENTION = Attention(heads=0, head_size=1, causal=True)  # of a layer without that operation
 
 
-class Linear(NamedTuple):
+class PerSequence(NamedTuple):
     """A size that grows with the number of sequences in a microbatch."""
 
     fixed: int
@@ -314,7 +314,7 @@ class Linear(NamedTuple):
 class TracedArray(NamedTuple):
     """An array that a traced layer saves."""
 
-    elements: Linear
+    elements: PerSequence
     width: int
     itemsize: int
     is_encoded: bool  # where the stash encodes activations
@@ -326,11 +326,11 @@ class Traced(Operation):
 
     with_weights: tuple[Product, ...]
     without_weights: tuple[InnerProduct, ...]
-    moves: Linear  # elements that its elementwise work reads and writes
-    holds: Linear  # elements
+    moves: PerSequence  # elements that its elementwise work reads and writes
+    holds: PerSequence  # elements
     saves: tuple[TracedArray, ...]
-    leaves: Linear  # bytes, for W
-    leaves_again: Linear  # bytes, where the backward pass runs the whole layer again
+    leaves: PerSequence  # bytes, for W
+    leaves_again: PerSequence  # bytes, where the backward pass runs the whole layer again
 
     @property
     def products(self) -> tuple[Product, ...]:

@@ -270,8 +270,8 @@ MUTATIONS = (
     Mutation(
         "links-to-a-text-read-as-other-texts",
         "fiddlex/data/documents.py",
-        old="if name in set(taken.values())]",
-        new="]",
+        old="for name, path in found if name in kept]",
+        new="for name, path in found]",
         tests=("tests/data/test_documents.py::test_folder",),
     ),
     Mutation(

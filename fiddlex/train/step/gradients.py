@@ -24,7 +24,7 @@ from fiddlex.models.context import Context
 from fiddlex.models.dropout import Dropout, example_keys
 from fiddlex.models.flash import make_kernel
 from fiddlex.models.model import Batch, Model, as_rows
-from fiddlex.models.registry import errors_of_family
+from fiddlex.models.registry import errors_of_family, model_function
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.host_memory import empty, fetched, is_on_host, map_rows
 from fiddlex.parallel.sharding import named
@@ -129,7 +129,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
     A microbatch with `keys` runs with dropout. One with `slots` and `starts` is new tokens of texts, see `LayerCache`.
     """
     kernel, exchange, recompute = make_kernel(config, mesh), make_exchange(config, mesh), config.pipeline.recomputed
-    naming_lines = functools.partial(errors_of_family, config.model.family, model.code)
+    naming_lines = functools.partial(errors_of_family, config.model.family, model_function(config))
 
     def context(microbatch: Batch, earlier: Sequence[jax.Array] = ()) -> Context:
         dropout = None
