@@ -130,7 +130,7 @@ def test_a_resumed_run_decides_alike(config: Config, tmp_path: pathlib.Path) -> 
     [
         ("semantics", "auto", "auto is a schedule, not one kind of semantics; set pipeline.semantics_schedule=auto"),
         ("semantics_schedule", "sync:5,auto", "not one kind of semantics; write it alone: the run itself decides"),
-        ("semantics_schedule", "auto:5,2bw", "not one kind of semantics; write it alone: the run itself decides"),
+        ("semantics_schedule", "auto:5,2bw", "'auto' stands alone, without phases beside it"),
         ("semantics", "2bw", "pipeline.semantics=2bw and pipeline.semantics_schedule='auto': one run has either"),
         ("switch_window", 0, "pipeline.switch_window=0 must be at least 1"),
         ("switch_threshold", 1.5, "pipeline.switch_threshold=1.5 must be at least 0 and below 1"),

@@ -65,7 +65,7 @@ def test_a_file_that_several_inputs_bring_is_read_once(tmp_path):
         ('{"body": "a"}', "there is no key 'text'. Known: body."),
         ('{"text": 3}', "'text' is 3, and must be a string"),
         ('{"text": ' + "[" * 100_000, "is not JSON (maximum recursion depth exceeded"),
-        ('\xef\xbb\xbf{"text": "a"}', "is not JSON (Unexpected UTF-8 BOM"),
+        ('\xef\xbb\xbf{"text": "a"}', "begins with a byte order mark, as where files were joined. Remove it"),
         ('{"text": "\xff"}', "byte 0xff at offset 10 is not UTF-8 (invalid start byte)"),
     ],
 )
