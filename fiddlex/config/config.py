@@ -284,11 +284,6 @@ def _check_layers(field: str, value: float, name: str, what: str) -> None:
 def _check_parts(config: Config) -> None:
     """Checks that nothing is asked of the parts of layers that are known as wholes only."""
     name, parts = config.model.family, config.pipeline.recomputed - {FULL}
-    if config.mesh.tensor > 1 and not family(name).tensor_parallel:
-        raise ConfigError(
-            f"mesh.tensor={config.mesh.tensor} with model.family={name}: tensor ranks cannot each have a part of this "
-            "family's layers. Use mesh.tensor=1, and mesh.pipe or mesh.data for more devices."
-        )
     if parts and not family(name).attends:
         raise ConfigError(
             f"pipeline.recompute={config.pipeline.recompute} with model.family={name}: no part of this family's layers "

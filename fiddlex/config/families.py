@@ -38,7 +38,6 @@ class Family:
     fields: tuple[str, ...] = ()
     # whether a layer is exact on a part of the sequence (`mesh.sequence_parallel`), as with `fiddlex.models.layers`
     sequence_parallel: bool = False
-    tensor_parallel: bool = True  # whether tensor ranks can each have a part of a layer (`mesh.tensor`)
     # whether a layer attends by `fiddlex.models.attention.attend`: only then it runs in flash kernels, makes parts of
     # attention again (`pipeline.recompute`), and keeps keys and values to generate text
     attends: bool = True

@@ -252,7 +252,7 @@ class _Sizes:
         return tuple(self.of_sequences(each) for operation in self.network.operations for each in operation.inner)
 
     def of_sequences(self, product: spec.InnerProduct) -> MatrixProduct:
-        number = product.number * self.arrays.num_sequences
+        number = product.number * self.arrays.num_sequences / (self.arrays.tensor if product.is_shared else 1)
         return MatrixProduct(product.rows, product.inputs, product.outputs, number)
 
     def in_pieces(self, product: MatrixProduct) -> MatrixProduct:

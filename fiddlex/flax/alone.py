@@ -1,40 +1,75 @@
-"""Evaluates a function, and its derivative, as it is traced without mesh axes.
+"""Evaluates a function, and its derivative, as it is traced without mesh axes, on the devices of a mesh.
 
 Code that knows no mesh mixes arrays that are the same on all devices, such as the zeros that a scan starts from, with
 arrays that vary over mesh axes. Inside `shard_map` the types of both must agree: jax refuses such a scan, and since
 0.11 the derivative of the error function too. So the function is traced with the types that it has on one device, and
 each operation of the trace runs on arrays that are marked as varying over all axes over which any argument varies. It
 must hold no collectives.
+
+Tensor ranks may each have a part of a weight: then the operations run as `fiddlex.flax.partition` plans them. An array
+varies over `tensor` exactly where a rank has not the whole of it, so jax's check of varying axes checks the plan.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 from jax.extend import core
 
+from fiddlex.flax.operations import SUM, Place
+from fiddlex.flax.partition import KEPT, Plan, Step, plan, scan_sizes
+
 Tree = Any
 
 
-def alone(function: Callable[[Tree, jax.Array, Tree], Tree]) -> Callable[[Tree, jax.Array, Tree], Tree]:
-    """`function(weights, x, again)`, which must not close over traced values; `again` is not differentiated."""
-    value, derivative, pulled = inlined(function), inlined(functools.partial(_with_vjp, function)), inlined(_pull)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["dimension"])
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A tensor rank's part of an array, along a dimension."""
+
+    array: jax.Array
+    dimension: int
+
+
+def alone(
+    function: Callable[[Tree, jax.Array, Tree], Tree], places: Sequence[Place] | None = None
+) -> Callable[[Tree, jax.Array, Tree], Tree]:
+    """`function(weights, x, again)` of arrays on the devices of a mesh.
+
+    Args:
+      function: must not close over traced values; `again` is not differentiated. It returns one array.
+      places: what a tensor rank has of each weight, for which `tensor` must be an axis of the mesh; None: the whole.
+        Of `x`, `again` and the result it has the whole.
+    """
+
+    def parts(weights: Tree) -> Tree:
+        leaves, structure = jax.tree.flatten(weights)
+        return jax.tree.unflatten(structure, map(_as_part, leaves, places or [None] * len(leaves)))
+
+    value, derivative = _Inlined(function, [None]), _Inlined(functools.partial(_with_vjp, function), [None])
+    pulled = _Inlined(_pull, [*places, None] if places else [])
 
     @jax.custom_vjp
     def evaluated(weights: Tree, x: jax.Array, again: Tree) -> Tree:
-        return value(weights, x, again)
+        return value(parts(weights), x, again)
+
+    def forward(weights: Tree, x: jax.Array, again: Tree) -> tuple[Tree, Tree]:
+        y, vjp = derivative(parts(weights), x, again)
+        return y, vjp
 
     def backward(vjp: Tree, dy: Tree) -> tuple[Tree, Tree, None]:
         dweights, dx = pulled(vjp, dy)
         return dweights, dx, None
 
-    evaluated.defvjp(derivative, backward)
+    evaluated.defvjp(forward, backward)
 
     def called(weights: Tree, x: jax.Array, again: Tree) -> Tree:
         # A gradient is a sum over the axes that are added here.
         axes = frozenset[str]().union(*map(axes_of, jax.tree.leaves((weights, x, again))))
+        axes -= {"tensor"} if places else set()
         weights, x = jax.tree.map(lambda leaf: as_varying_over(leaf, axes), (weights, x))
         return evaluated(weights, x, again)
 
@@ -49,25 +84,67 @@ def _pull(vjp: Callable[[Tree], tuple[Tree, Tree]], dy: Tree) -> tuple[Tree, Tre
     return vjp(dy)
 
 
-def inlined(function: Callable[..., Tree]) -> Callable[..., Tree]:
-    """The function as its trace says, without inner `jit`s; one trace serves arguments of the same types on a mesh."""
-    traces: dict[Any, tuple[core.ClosedJaxpr, Any]] = {}
+def _as_part(array: jax.Array, place: Place) -> Any:
+    return _Part(array, place) if isinstance(place, int) else array
 
-    def evaluated(*args: Tree) -> Tree:
-        leaves, structure = jax.tree.flatten(args)
-        types = [
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)
-            for leaf in map(jax.typeof, leaves)
-        ]
-        key = jax.sharding.get_abstract_mesh(), structure, *types
-        if key not in traces:
-            closed, made = jax.make_jaxpr(function, return_shape=True)(*jax.tree.unflatten(structure, types))
-            traces[key] = closed, jax.tree.structure(made)
-        closed, results = traces[key]
-        axes = frozenset[str]().union(*map(axes_of, leaves))
-        return jax.tree.unflatten(results, _run(closed, leaves, axes))
 
-    return evaluated
+def _is_part(leaf: Any) -> bool:
+    return isinstance(leaf, _Part)
+
+
+class Trace(NamedTuple):
+    """A trace of a function without inner `jit`s, and the structure of its results."""
+
+    closed: core.ClosedJaxpr
+    results: Any
+
+    @classmethod
+    def of(cls, function: Callable[..., Tree], *args: Tree) -> "Trace":
+        """A trace of `function(*args)`, of arrays or their types."""
+        closed, made = jax.make_jaxpr(function, return_shape=True)(*args)
+        flat = jax.make_jaxpr(lambda *leaves: _run(closed, leaves, frozenset()))(*jax.tree.leaves(args))
+        return cls(flat, jax.tree.structure(made))
+
+
+class _Inlined:
+    """A function as its trace says; one trace serves arguments of the same types on a mesh.
+
+    Args:
+      function: takes trees of arrays, where a tensor rank's part of an array stands for the whole.
+      wanted: what a rank is to have of the first results; it has parts of the others, or the whole.
+    """
+
+    def __init__(self, function: Callable[..., Tree], wanted: Sequence[Place]):
+        self._function, self._wanted = function, wanted
+        self._traces: dict[Any, tuple[Trace, Plan]] = {}
+
+    def __call__(self, *args: Tree) -> Tree:
+        parts, structure = jax.tree.flatten(args, is_leaf=_is_part)
+        places = [each.dimension if _is_part(each) else None for each in parts]
+        arrays = [each.array if _is_part(each) else each for each in parts]
+        ranks = lax.axis_size("tensor") if any(place is not None for place in places) else 1
+        types = list(map(functools.partial(_whole, ranks=ranks), arrays, places))
+        key = jax.sharding.get_abstract_mesh(), structure, *places, *types
+        if key not in self._traces:
+            trace = Trace.of(self._function, *jax.tree.unflatten(structure, types))
+            jaxpr = trace.closed.jaxpr
+            wanted = [*self._wanted, *[KEPT] * (len(jaxpr.outvars) - len(self._wanted))]
+            self._traces[key] = trace, plan(jaxpr, places, wanted, ranks)
+        trace, planned = self._traces[key]
+        axes = frozenset[str]().union(*map(axes_of, arrays)) - frozenset(
+            {"tensor"} if any(map(_is_part, parts)) else ()
+        )
+        results = _run(trace.closed, arrays, axes, planned)
+        asked = len(self._wanted)
+        kept = map(_as_part, results[asked:], planned.places[asked:])
+        return jax.tree.unflatten(trace.results, [*results[:asked], *kept])
+
+
+def _whole(array: jax.Array, place: Place, *, ranks: int) -> jax.ShapeDtypeStruct:
+    """The type of the array of which this is a rank's part."""
+    leaf = jax.typeof(array)
+    shape = tuple(size * ranks if i == place else size for i, size in enumerate(leaf.shape))
+    return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)
 
 
 def axes_of(x: jax.Array) -> frozenset[str]:
@@ -76,80 +153,111 @@ def axes_of(x: jax.Array) -> frozenset[str]:
     return axes
 
 
-def _bound(equation: core.JaxprEqn, inputs: list[Any], axes: frozenset[str]) -> list[Any]:
-    del axes
-    result = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(equation.params))
-    return result if equation.primitive.multiple_results else [result]
-
-
-def _call(equation: core.JaxprEqn, inputs: list[Any], axes: frozenset[str]) -> list[Any]:
-    """A call of an inner function; rules for its derivative, and what it computes again, are in the trace already."""
-    inner: Any = equation.params.get("call_jaxpr", equation.params.get("jaxpr"))
-    closed = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
-    return _run(closed, inputs, axes)
-
-
-def _scan(equation: core.JaxprEqn, inputs: list[Any], axes: frozenset[str]) -> list[Any]:
-    params, inner = equation.params, equation.params["jaxpr"].jaxpr
-    # The names of the numbers of constants and carries differ between jax's versions. What is scanned has a dimension
-    # more outside than inside.
-    num_carry = sum(_rank(outer) == _rank(each) for outer, each in zip(equation.outvars, inner.outvars, strict=True))
-    num_scanned = sum(_rank(outer) != _rank(each) for outer, each in zip(equation.invars, inner.invars, strict=True))
-    last = len(inputs) - num_scanned
-    first = last - num_carry
-
-    def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        results = _run(params["jaxpr"], [*inputs[:first], *carry, *xs], axes)
-        return results[: last - first], results[last - first :]
-
-    settings = {name: params[name] for name in ("length", "reverse", "unroll")}
-    carry, ys = lax.scan(body, inputs[first:last], inputs[last:], **settings)
-    return [*carry, *ys]
-
-
-def _rank(variable: Any) -> int:
-    rank: int = variable.aval.ndim
-    return rank
-
-
-def _while(equation: core.JaxprEqn, inputs: list[Any], axes: frozenset[str]) -> list[Any]:
-    params = equation.params
-    first = params["cond_nconsts"]
-    last = first + params["body_nconsts"]
-    goes_on = lambda carry: _run(params["cond_jaxpr"], [*inputs[:first], *carry], axes)[0]  # noqa: E731
-    body = lambda carry: _run(params["body_jaxpr"], [*inputs[first:last], *carry], axes)  # noqa: E731
-    results: list[Any] = lax.while_loop(goes_on, body, inputs[last:])
-    return results
-
-
-def _cond(equation: core.JaxprEqn, inputs: list[Any], axes: frozenset[str]) -> list[Any]:
-    branches = [functools.partial(_run, branch, axes=axes) for branch in equation.params["branches"]]
-    results: list[Any] = lax.switch(inputs[0], branches, inputs[1:])
-    return results
-
-
-# Operations that hold functions: their types follow from those of the arguments, as above.
-_INNER = {"scan": _scan, "while": _while, "cond": _cond}
-_INNER |= dict.fromkeys(("jit", "pjit", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"), _call)
-
-
 def as_varying_over(x: Any, axes: frozenset[str]) -> Any:
     """The array, marked as varying over further axes."""
     missing = tuple(sorted(axes - axes_of(x)))
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def _run(closed: core.ClosedJaxpr, arguments: Sequence[Any], axes: frozenset[str]) -> list[Any]:
+def _moved(x: Any, given: Place, wanted: Place) -> Any:
+    """What a tensor rank is to have of an array, from what it has."""
+    if given == wanted:
+        return x
+    if given == SUM:
+        if not isinstance(wanted, int):
+            return lax.psum(x, "tensor")
+        return lax.psum_scatter(x, "tensor", scatter_dimension=wanted, tiled=True)
+    if given is not None:
+        x = lax.all_gather(x, "tensor", axis=given, tiled=True, to="invarying")
+    if not isinstance(wanted, int):
+        return x
+    size = x.shape[wanted] // lax.axis_size("tensor")
+    x = as_varying_over(x, frozenset({"tensor"}))
+    return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * size, size, wanted)
+
+
+def _run(
+    closed: core.ClosedJaxpr, arguments: Sequence[Any], axes: frozenset[str], planned: Plan | None = None
+) -> list[Any]:
+    """Evaluates a trace by its plan; None: on whole arrays."""
+
     def varying(x: Any) -> Any:
         return as_varying_over(x, axes)
 
     def read(name: Any) -> Any:
         return name.val if isinstance(name, core.Literal) else values[name]
 
-    jaxpr = closed.jaxpr
+    def moved(name: Any, move: tuple[Place, Place]) -> Any:
+        given, wanted = move
+        if given == wanted or wanted is not None:
+            return _moved(varying(read(name)), *move)
+        if name not in gathered:
+            gathered[name] = _moved(varying(read(name)), *move)
+        if given == SUM:
+            values[name] = gathered[name]
+        return gathered[name]
+
+    jaxpr, gathered = closed.jaxpr, dict[Any, Any]()
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))
-    for equation in jaxpr.eqns:
-        inputs = [varying(read(name)) for name in equation.invars]
-        results = _INNER.get(equation.primitive.name, _bound)(equation, inputs, axes)
+    for equation, step in zip(jaxpr.eqns, planned.steps if planned else [None] * len(jaxpr.eqns), strict=True):
+        moves = step.moves if step else [_STAYS] * len(equation.invars)
+        inputs = list(map(moved, equation.invars, moves))
+        results = _INNER.get(equation.primitive.name, _bound)(equation, inputs, axes, step)
         values |= dict(zip(equation.outvars, map(varying, results), strict=True))
-    return [varying(read(name)) for name in jaxpr.outvars]
+    return list(map(moved, jaxpr.outvars, planned.results if planned else [_STAYS] * len(jaxpr.outvars)))
+
+
+_STAYS: tuple[Place, Place] = None, None
+_Arrays = list[Any]
+
+
+def _bound(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
+    params = equation.params | dict(step.params if step else {})
+    if step and any(place is not None for _, place in step.moves):
+        inputs = [as_varying_over(x, axes | {"tensor"}) for x in inputs]
+    result = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(params))
+    return result if equation.primitive.multiple_results else [result]
+
+
+def _call(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
+    """A call of an inner function; rules for its derivative, and what it computes again, are in the trace already."""
+    del step
+    inner: Any = equation.params.get("call_jaxpr", equation.params.get("jaxpr"))
+    closed = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
+    return _run(closed, inputs, axes)
+
+
+def _scan(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
+    params, (first, num_carry, _) = equation.params, scan_sizes(equation)
+    last = first + num_carry
+
+    def body(carry: _Arrays, xs: _Arrays) -> tuple[_Arrays, _Arrays]:
+        results = _run(params["jaxpr"], [*inputs[:first], *carry, *xs], axes, step.body if step else None)
+        return results[:num_carry], results[num_carry:]
+
+    settings = {name: params[name] for name in ("length", "reverse", "unroll")}
+    carry, ys = lax.scan(body, inputs[first:last], inputs[last:], **settings)
+    return [*carry, *ys]
+
+
+def _while(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
+    del step
+    params = equation.params
+    first = params["cond_nconsts"]
+    last = first + params["body_nconsts"]
+    goes_on = lambda carry: _run(params["cond_jaxpr"], [*inputs[:first], *carry], axes)[0]  # noqa: E731
+    body = lambda carry: _run(params["body_jaxpr"], [*inputs[first:last], *carry], axes)  # noqa: E731
+    results: _Arrays = lax.while_loop(goes_on, body, inputs[last:])
+    return results
+
+
+def _cond(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
+    del step
+    branches = [functools.partial(_run, branch, axes=axes) for branch in equation.params["branches"]]
+    results: _Arrays = lax.switch(inputs[0], branches, inputs[1:])
+    return results
+
+
+# Operations that hold functions: their types follow from those of the arguments, as above.
+_INNER = {"scan": _scan, "while": _while, "cond": _cond}
+_INNER |= dict.fromkeys(("jit", "pjit", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"), _call)

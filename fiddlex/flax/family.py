@@ -19,10 +19,10 @@ from fiddlex.config import Config
 from fiddlex.config.families import Family
 from fiddlex.flax.model import FlaxModel, Functions
 from fiddlex.flax.parts import Part, make_part
-from fiddlex.flax.traced import describe, shapes_of
+from fiddlex.flax.traced import describe, places_of, shapes_of
 from fiddlex.models.spec import Network
 
-_MOST_KEPT = 8  # models whose modules are kept; the planner asks for one on many meshes
+_MOST_KEPT = 16  # modules and descriptions that are kept; the planner asks for one model on many meshes
 
 
 class _Made(NamedTuple):
@@ -37,16 +37,25 @@ def family(
 
     `fields` names those of `config.model` that only some families read, such as `num_kv_heads`, and these modules do.
     """
-    kept: dict[Any, _Made] = {}
+    kept: dict[Any, Any] = {}
 
-    def made(config: Config) -> _Made:
-        key = tuple(vars(config.model).values())
+    def once(key: Any, make: Callable[[], Any]) -> Any:
         if key not in kept:
-            functions = Functions(*_parts(config, embed, block, head))
             if len(kept) >= _MOST_KEPT:
                 kept.clear()
-            kept[key] = _Made(functions, describe(config, functions))
+            kept[key] = make()
         return kept[key]
+
+    def made(config: Config) -> _Made:
+        model, tensor = tuple(vars(config.model).values()), config.mesh.tensor
+
+        def make() -> _Made:
+            parts = once(model, lambda: _parts(config, embed, block, head))
+            functions = Functions(parts, places_of(config, parts))
+            return _Made(functions, describe(config, functions))
+
+        found: _Made = once((model, tensor), make)
+        return found
 
     def network(config: Config) -> Network:
         return made(config).network
@@ -56,12 +65,12 @@ def family(
 
     # An error of the modules names their file (`fiddlex.models.registry.errors_of_family`).
     network.__wrapped__ = model.__wrapped__ = block  # type: ignore[attr-defined]
-    return Family(("lm",), network, model, fields=tuple(fields), dropout=True, tensor_parallel=False, attends=False)
+    return Family(("lm",), network, model, fields=tuple(fields), dropout=True, attends=False)
 
 
-def _parts(config: Config, *made: Callable[..., Any]) -> tuple[Part, Part, Part]:
+def _parts(config: Config, *made: Callable[..., Any]) -> dict[str, Part]:
     shapes = shapes_of(config, num_sequences=1)
     embed = make_part("embed", made[0], config.model, shapes.tokens)
     block = make_part("block", made[1], config.model, shapes.activations)
     head = make_part("head", made[2], config.model, shapes.activations, embed)
-    return embed, block, head
+    return {"embedding": embed, "layers": block, "head": head}

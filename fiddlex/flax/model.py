@@ -1,13 +1,13 @@
 """A model made of three Flax modules, as the pipeline calls it.
 
-Embedding and head are whole on every device. The ranks of `pipe` share their work: each embeds and scores some of the
-examples of a microbatch, and the gradients of these modules' weights are summed over the ranks once per batch
-(`Parameter.partial`).
+Embedding and head are whole on every device. The ranks of `pipe` and of `tensor` share their work: each embeds and
+scores some of the examples of a microbatch, and the gradients of these modules' weights are summed over the ranks once
+per batch (`Parameter.partial`).
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,34 +16,47 @@ from jax import lax
 
 from fiddlex.config import Config
 from fiddlex.flax.alone import alone, as_varying_over
+from fiddlex.flax.operations import Place
 from fiddlex.flax.parts import Part
 from fiddlex.models.context import Context
 from fiddlex.models.model import Batch, Model, as_rows, sums
 from fiddlex.models.weights import Weights
 
 Keys = jax.Array | None  # one for each example; None where nothing is dropped
+SHARING = ("pipe", "tensor")  # axes whose ranks share embedding and head by examples
 
 
 class Functions:
-    """The three modules as functions of their weights, their input, and what is not differentiated."""
+    """The three modules as functions of their weights, their input, and what is not differentiated.
 
-    def __init__(self, embed: Part, block: Part, head: Part):
-        self.parts = {"embedding": embed, "layers": block, "head": head}
+    `places` says what a tensor rank has of each weight of a layer (`fiddlex.flax.partition`).
+    """
 
-        def embedded(weights: Weights, like: jax.Array, again: tuple[jax.Array, Keys]) -> jax.Array:
-            tokens_BS, keys_B = again
-            return by_example(functools.partial(embed.apply, weights), keys_B, tokens_BS)
+    def __init__(self, parts: dict[str, Part], places: Sequence[Place]):
+        self.parts, self.places, self.plain = parts, places, plain_functions(parts)
+        self.embed, self.logits = alone(self.plain["embed"]), alone(self.plain["head"])
+        self.layer = alone(self.plain["block"], places)
 
-        def layer(weights: Weights, x_BSH: jax.Array, keys_B: Keys) -> jax.Array:
-            return by_example(functools.partial(block.apply, weights), keys_B, x_BSH)
 
-        def logits(weights: Weights, x_BSH: jax.Array, keys_B: Keys) -> jax.Array:
-            others = {"embed": embed.bound(weights["embedding"])} if head.takes_embed else {}
-            return by_example(functools.partial(head.apply, weights["head"], **others), keys_B, x_BSH)
+def plain_functions(parts: dict[str, Part]) -> dict[str, Callable[..., jax.Array]]:
+    """The functions of `Functions` on one device, by role.
 
-        # The first two take weights of their own part, the third those of both `embedding` and `head`.
-        self.plain: dict[str, Callable[..., jax.Array]] = {"embed": embedded, "block": layer, "head": logits}
-        self.embed, self.layer, self.logits = alone(embedded), alone(layer), alone(logits)
+    `embed` and `block` take the weights of their own part, `head` those of both `embedding` and `head`.
+    """
+    embed, block, head = (parts[name] for name in ("embedding", "layers", "head"))
+
+    def embedded(weights: Weights, like: jax.Array, again: tuple[jax.Array, Keys]) -> jax.Array:
+        tokens_BS, keys_B = again
+        return by_example(functools.partial(embed.apply, weights), keys_B, tokens_BS)
+
+    def layer(weights: Weights, x_BSH: jax.Array, keys_B: Keys) -> jax.Array:
+        return by_example(functools.partial(block.apply, weights), keys_B, x_BSH)
+
+    def logits(weights: Weights, x_BSH: jax.Array, keys_B: Keys) -> jax.Array:
+        others = {"embed": embed.bound(weights["embedding"])} if head.takes_embed else {}
+        return by_example(functools.partial(head.apply, weights["head"], **others), keys_B, x_BSH)
+
+    return {"embed": embedded, "block": layer, "head": logits}
 
 
 def by_example(call: Callable[[Keys, jax.Array], jax.Array], keys_B: Keys, x_B: jax.Array) -> jax.Array:
@@ -54,7 +67,7 @@ def by_example(call: Callable[[Keys, jax.Array], jax.Array], keys_B: Keys, x_B: 
 
 
 class Share(NamedTuple):
-    """The examples of a microbatch that this rank of `pipe` embeds or scores."""
+    """The examples of a microbatch that this rank of `SHARING` embeds or scores."""
 
     first: jax.Array
     size: int
@@ -62,15 +75,15 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, examples: int) -> "Share":
-        rank, parts = lax.axis_index("pipe"), math.gcd(examples, lax.axis_size("pipe"))
+        rank, parts = lax.axis_index(SHARING), math.gcd(examples, lax.axis_size(SHARING))
         size = examples // parts
         return cls(rank % parts * size, size, rank < parts)
 
     def take(self, x_B: Any) -> Any:
-        """This rank's examples of arrays that are the same on all ranks of `pipe`."""
+        """This rank's examples of arrays that are the same on all ranks."""
 
         def part(x: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(as_varying_over(x, frozenset({"pipe"})), self.first, self.size)
+            return lax.dynamic_slice_in_dim(as_varying_over(x, frozenset(SHARING)), self.first, self.size)
 
         return jax.tree.map(part, x_B)
 
@@ -78,7 +91,7 @@ class Share(NamedTuple):
         """The results of all ranks together, the same on each."""
         y_B = self.once(y_B)
         whole = jnp.zeros_like(y_B, shape=(examples, *y_B.shape[1:]))
-        return lax.psum(lax.dynamic_update_slice_in_dim(whole, y_B, self.first, 0), "pipe")
+        return lax.psum(lax.dynamic_update_slice_in_dim(whole, y_B, self.first, 0), SHARING)
 
     def once(self, y: jax.Array) -> jax.Array:
         return jnp.where(self.works, y, 0)
@@ -119,7 +132,7 @@ class FlaxModel(Model):
     def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
         share = Share.of(len(x_BTH))
         logits_BSV, targets_BS, weights_BS = self._scored(weights, x_BTH, batch, context, share)
-        return lax.psum(share.once(jnp.sum(_cross_entropy(logits_BSV, targets_BS) * weights_BS)), "pipe")
+        return lax.psum(share.once(jnp.sum(_cross_entropy(logits_BSV, targets_BS) * weights_BS)), SHARING)
 
     def scores(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
         share = Share.of(len(x_BTH))

@@ -1,13 +1,12 @@
 """The description of three Flax modules, counted in traces of the functions that compute them.
 
 Sizes are those of a trace with one sequence and of one with two: what a microbatch of B sequences takes is linear in B,
-since modules treat examples alike. Of elementwise work it counts what a compiler that fuses it reads and writes: arrays
-that products, saved activations or results are made of, or make.
+since modules treat examples alike.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +15,12 @@ from jax.extend import core
 
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
-from fiddlex.flax.alone import inlined
-from fiddlex.flax.model import Functions, Keys
+from fiddlex.flax.alone import Trace
+from fiddlex.flax.counted import Counted, Sizes, products
+from fiddlex.flax.model import SHARING, Functions, Keys, plain_functions
+from fiddlex.flax.operations import Place
+from fiddlex.flax.partition import choose
+from fiddlex.flax.parts import Part
 from fiddlex.models.spec import (
     InnerProduct,
     Matrix,
@@ -31,7 +34,6 @@ from fiddlex.models.spec import (
 )
 from fiddlex.models.task_sizes import task_of
 from fiddlex.models.weights import Weights
-from fiddlex.pipeline.residuals import SplitVjp
 
 Tree = Any
 _UNDECAYED = ("bias", "scale")  # names of parameters without weight decay, whatever their shape
@@ -53,6 +55,23 @@ def shapes_of(config: Config, num_sequences: int) -> Shapes:
         jax.ShapeDtypeStruct((*sizes, model.hidden_size), model.dtype),
         jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_sequences)),
     )
+
+
+def places_of(config: Config, parts: dict[str, Part]) -> list[Place]:
+    """What a tensor rank has of each weight of a layer."""
+    block, shapes = plain_functions(parts)["block"], shapes_of(config, num_sequences=1)
+    weights, keys = _weights(parts["layers"].init, config.model.dtype), shapes.keys if config.model.dropout else None
+    if config.mesh.tensor == 1:
+        return [None] * len(jax.tree.leaves(weights))
+
+    def step(weights: Weights, x: jax.Array, keys: Keys, dy: jax.Array) -> Tree:
+        y, vjp = jax.vjp(lambda weights, x: block(weights, x, keys), weights, x)
+        return y, *vjp(dy)
+
+    jaxpr = Trace.of(step, weights, shapes.activations, keys, shapes.activations).closed.jaxpr
+    # An element of the residual stream costs as much to exchange as to multiply with the weights of a square product.
+    exchange = 2.0 * config.model.hidden_size
+    return choose(jaxpr, len(jax.tree.leaves(weights)), config.mesh.tensor, exchange=exchange)
 
 
 def describe(config: Config, functions: Functions) -> Network:
@@ -83,9 +102,9 @@ def describe(config: Config, functions: Functions) -> Network:
     outside = [each for name in ("embed", "head") for each in products(functions.plain[name], *arguments(keys)[name])]
     return Network(
         task=task_of(config),
-        embedding=_parameters(parts["embedding"].init, partial=("pipe",)),
-        layer=_parameters(parts["layers"].init),
-        head=_parameters(parts["head"].init, partial=("pipe",)),
+        embedding=_parameters(parts["embedding"].init, partial=SHARING),
+        layer=_parameters(parts["layers"].init, functions.places),
+        head=_parameters(parts["head"].init, partial=SHARING),
         num_layers=model.num_layers,
         hidden=model.hidden_size,
         branches=((_traced(config, functions, weights["layers"]),),),
@@ -99,13 +118,20 @@ def _weights(init: Callable[[jax.Array], Weights], dtype: str) -> Weights:
     return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, dtype), shapes)
 
 
-def _parameters(init: Callable[[jax.Array], Weights], *, partial: tuple[str, ...] = ()) -> Parameters:
+def _parameters(
+    init: Callable[[jax.Array], Weights], places: Sequence[Place] = (), *, partial: tuple[str, ...] = ()
+) -> Parameters:
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    number = itertools.count()
+
     def parameter(path: Any, shape: jax.ShapeDtypeStruct) -> Parameter:
         decays = len(shape.shape) > 1 and path[-1].key not in _UNDECAYED
         matrix = Matrix((0,), (1,)) if path[-1].key == "kernel" and len(shape.shape) == 2 else None
-        return Parameter(shape.shape, (None,) * len(shape.shape), decays=decays, matrix=matrix, partial=partial)
+        place = places[next(number)] if places else None
+        axes = tuple("features" if i == place else None for i in range(len(shape.shape)))
+        return Parameter(shape.shape, axes, decays=decays, matrix=matrix, partial=partial)
 
-    return jax.tree_util.tree_map_with_path(parameter, jax.eval_shape(init, jax.random.key(0)))
+    return jax.tree_util.tree_map_with_path(parameter, shapes)
 
 
 def _check_result(role: str, made: Any, expected: jax.ShapeDtypeStruct, config: Config) -> None:
@@ -149,68 +175,28 @@ def _draws(jaxpr: core.Jaxpr) -> bool:
     return any(eqn.primitive.name in _DRAWS for eqn in jaxpr.eqns) or any(map(_draws, inner))
 
 
-class Counted(NamedTuple):
-    """Matrix products of a trace."""
-
-    rows: int
-    inputs: int
-    outputs: int
-    number: int
-    of_weight: bool  # whether one of the factors is made of weights alone
-
-
-def products(function: Callable[..., Tree], weights: Tree, *others: Tree) -> list[Counted]:
-    """The matrix products of `function(weights, *others)`, also those of inner functions and loops."""
-    closed = jax.make_jaxpr(function)(weights, *others)
-    num_weights = len(jax.tree.leaves(weights))
-    return list(_products(closed.jaxpr, [True] * num_weights + [False] * (len(closed.jaxpr.invars) - num_weights)))
-
-
-def _products(jaxpr: core.Jaxpr, of_weights: Sequence[bool], times: int = 1) -> Iterator[Counted]:
-    known = {name for name, is_weight in zip(jaxpr.invars, of_weights, strict=True) if is_weight}
-    for equation in jaxpr.eqns:
-        named = [name for name in equation.invars if not isinstance(name, core.Literal)]
-        if named and known.issuperset(named):
-            known.update(equation.outvars)
-        if equation.primitive.name == "dot_general":
-            yield _counted(equation, [name in known for name in equation.invars], times)
-        repeated = times * equation.params["length"] if equation.primitive.name == "scan" else times
-        for inner in core.jaxprs_in_params(equation.params):
-            body = getattr(inner, "jaxpr", inner)
-            flags = [not isinstance(name, core.Literal) and name in known for name in equation.invars]
-            # Where an inner function has other arguments than the operation, none is known to be a weight.
-            aligned = flags if len(flags) == len(body.invars) else [False] * len(body.invars)
-            yield from _products(body, aligned, repeated)
-
-
-def _counted(equation: core.JaxprEqn, of_weights: Sequence[bool], times: int) -> Counted:
-    ((left, _), (batch, _)) = equation.params["dimension_numbers"]
-    avals: list[Any] = [name.aval for name in equation.invars]
-    shapes = [aval.shape for aval in avals]
-    number, inputs = (math.prod(shapes[0][i] for i in axes) for axes in (batch, left))
-    free = [math.prod(shape) // (number * inputs) for shape in shapes]
-    if of_weights[0] and not of_weights[1]:
-        free.reverse()
-    return Counted(free[0], inputs, free[1], number * times, any(of_weights))
-
-
 def _as_product(counted: Counted, rows: int) -> Product | InnerProduct:
     """A product of one sequence: one with weights if it takes every position once, as a `Product` does."""
     if counted.of_weight and (counted.rows, counted.number) == (rows, 1):
-        return Product(counted.inputs, counted.outputs)
-    return InnerProduct(*counted[:4])
+        return Product(counted.inputs, counted.outputs, split=counted.split if counted.split != "others" else "")
+    return InnerProduct(*counted[:4], is_shared=bool(counted.split))
 
 
 def _scoring(counted: Counted, config: Config) -> Product | InnerProduct:
     found = _as_product(counted, config.model.seq_len)
     if not isinstance(found, Product):
         return found
-    # The ranks of `pipe` share the examples: each has as much work as with a share of the vocabulary.
+    # The ranks share the examples: each has as much work as with a share of the vocabulary.
     return dataclasses.replace(found, positions="scored", split="vocab" * (found.outputs == config.model.vocab_size))
 
 
 def _traced(config: Config, functions: Functions, weights: Weights) -> Traced:
-    one, two = (_Sizes.of(config, functions, weights, number) for number in (1, 2))
+    def sizes(number: int) -> Sizes:
+        shapes = shapes_of(config, number)
+        keys = shapes.keys if config.model.dropout else None
+        return Sizes.of(functions, config.mesh.tensor, weights, shapes.activations, keys)
+
+    one, two = sizes(1), sizes(2)
 
     def size(of_one: int, of_two: int) -> PerSequence:
         return PerSequence(2 * of_one - of_two, of_two - of_one)
@@ -231,57 +217,3 @@ def _traced(config: Config, functions: Functions, weights: Weights) -> Traced:
         leaves=size(one.left, two.left),
         leaves_again=size(one.left_again, two.left_again),
     )
-
-
-class _Sizes(NamedTuple):
-    """What a layer takes for a microbatch."""
-
-    products: list[Counted]
-    moved: int  # elements
-    saved: list[jax.core.ShapedArray]
-    encoded: list[bool]
-    left: int  # bytes
-    left_again: int  # bytes
-
-    @classmethod
-    def of(cls, config: Config, functions: Functions, weights: Weights, number: int) -> "_Sizes":
-        shapes = shapes_of(config, number)
-        arguments = weights, shapes.activations, shapes.keys if config.model.dropout else None
-        vjp, plain = SplitVjp(functions.layer), functions.plain["block"]
-        saved = jax.make_jaxpr(lambda *each: vjp.forward(*each)[1])(*arguments).out_avals
-        encoded = list[bool]()
-        jax.eval_shape(lambda *each: encoded.extend(vjp.encodes(*each)), *arguments)
-        left = [_left(SplitVjp(functions.layer, recompute=again), *arguments) for again in (False, True)]
-        return cls(products(plain, *arguments), _moved(plain, *arguments), saved, encoded, *left)
-
-    @property
-    def held(self) -> int:
-        """Elements of the gradients of the widest activation and of what it was made of."""
-        return 2 * max(each.size for each in self.saved)
-
-
-def _left(vjp: SplitVjp, weights: Weights, x: Any, keys: Keys) -> int:
-    """Bytes that the first part of a backward pass saves for the second."""
-
-    def left(weights: Weights, x: jax.Array, keys: Keys) -> list[jax.Array]:
-        y, stashed = vjp.forward(weights, x, keys)
-        return vjp.backward_input(weights, keys, stashed, y).left
-
-    return sum(each.size * each.dtype.itemsize for each in jax.eval_shape(left, weights, x, keys))
-
-
-def _moved(function: Callable[..., Tree], *arguments: Any) -> int:
-    """Elements that elementwise work, fused, reads and writes: what comes from products, and what goes to them."""
-    jaxpr = jax.make_jaxpr(inlined(function))(*arguments).jaxpr
-    of_products = [each for each in jaxpr.eqns if each.primitive.name == "dot_general"]
-    others = [each for each in jaxpr.eqns if each.primitive.name != "dot_general"]
-    made = {name for each in others for name in each.outvars}
-    read = {name for each in others for name in _names(each.invars)} - made
-    written = made.intersection(_names(jaxpr.outvars)) | made.intersection(
-        name for each in of_products for name in _names(each.invars)
-    )
-    return sum(name.aval.size for name in (*read, *written))
-
-
-def _names(variables: Sequence[Any]) -> list[Any]:
-    return [each for each in variables if not isinstance(each, core.Literal)]

@@ -216,6 +216,7 @@ class InnerProduct:
     inputs: int
     outputs: int
     number: int
+    is_shared: bool = False  # whether tensor ranks share it equally
 
     @property
     def flops(self) -> int:
@@ -322,7 +323,10 @@ class TracedArray(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Traced(Operation):
-    """A whole layer, counted in a trace of the code that computes it; no tensor rank has only a part of it."""
+    """A whole layer, counted in a trace of the code that computes it.
+
+    Sizes are those of one tensor rank, for the number of ranks in the config that the layer was traced for.
+    """
 
     with_weights: tuple[Product, ...]
     without_weights: tuple[InnerProduct, ...]

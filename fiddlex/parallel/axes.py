@@ -17,6 +17,7 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
     "vocab": ("pipe", "tensor"),
     "heads": ("tensor",),
     "mlp": ("tensor",),
+    "features": ("tensor",),  # a dimension of a Flax module's parameter of which each tensor rank has a part
     "hidden": (),
     "positions": (),
     "token_types": (),

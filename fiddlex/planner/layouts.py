@@ -186,8 +186,7 @@ def meshes(problem: Problem) -> Iterator[MeshConfig]:
     """All meshes that the model can be cut for, without sequence parallelism and with `data` outermost."""
     model, batch = problem.config.model, problem.config.data.global_batch_size
     for devices in _numbers_of_devices(problem):
-        widths = math.gcd(model.num_heads, model.mlp_size) if family(model.family).tensor_parallel else 1
-        for tensor in _divisors(math.gcd(widths, devices)):
+        for tensor in _divisors(math.gcd(model.num_heads, model.mlp_size, devices)):
             if model.kv_heads % tensor and tensor % model.kv_heads:
                 continue
             for pipe in _divisors(devices // tensor):

@@ -39,6 +39,8 @@ mesh  model schedule         v m layers          sp recompute optimizer     zero
 2x2x1 nnx   interleaved_1f1b 2 4 -               -  none      sgd           zero1 dropout 2bw           extrapolate,2,0.7
 1x2x1 linen zb_v             2 4 1,1,1,2         -  none      lamb          zero1 dropout sync          -
 2x2x1 linen 1f1b             1 2 -               -  none      adamw         zero1 -       vertical_sync -
+1x2x2 nnx   1f1b             1 4 -               -  none      adamw         -     dropout 2bw           -
+1x2x2 linen zb_h1            1 4 -               -  none      lamb          -     -       sync          -
 """)  # noqa: E501  # rows of a table
 FURTHER = cases("""
 mesh  model schedule         v m layers          sp recompute optimizer     zero1 dropout semantics     prediction
@@ -49,6 +51,9 @@ mesh  model schedule         v m layers          sp recompute optimizer     zero
 1x4x1 linen interleaved_1f1b 2 8 1,1,1,1,1,1,1,1 -  full      sgd           -     -       2bw           -
 2x4x1 linen zb_h1            1 4 -               -  none      adamw         zero1 dropout 2bw           -
 1x2x1 linen dual_pipe_v      2 4 -               -  full      adamw         zero1 -       sync          -
+2x2x2 nnx   interleaved_1f1b 2 4 -               -  full      adamw         zero1 -       sync          -
+2x1x4 nnx   gpipe            1 2 -               -  none      sgd           zero1 -       sync          -
+1x2x4 linen zb_v             2 4 -               -  none      adamw         -     dropout stash         momentum,1,1
 """)
 
 
@@ -133,10 +138,10 @@ def test_memory_is_predicted(name: str, schedule: str, recompute: str, config: C
     assert temporaries(predicted(program.config)) == pytest.approx(temporary_bytes(program, program.step), rel=0.1)
 
 
-def test_it_is_planned_without_tensor_parallelism(config: Config) -> None:
+def test_it_is_planned(config: Config) -> None:
     config.model.dtype, config.data.global_batch_size = "bfloat16", 64
     problem = Problem(config, load_topology("a100_80"), 8)
-    assert {layout.mesh.tensor for layout in layouts(problem)} == {1}
+    assert {layout.mesh.tensor for layout in layouts(problem)} == {1, 2, 4}
     assert {layout.recompute for layout in layouts(problem)} == {"none", "full"}
     assert search(problem, keep=2).plans
 
@@ -235,12 +240,7 @@ def test_what_a_pipeline_cannot_run_is_told(
 @pytest.mark.parametrize(
     ("section", "field", "value", "message"),
     [
-        (
-            "mesh",
-            "tensor",
-            2,
-            r"^mesh.tensor=2 with model.family=nnx: .* Use mesh.tensor=1, and mesh.pipe or",
-        ),
+        ("mesh", "sequence_parallel", True, r"^mesh.sequence_parallel=True with model.family=nnx: "),
         (
             "pipeline",
             "recompute",
@@ -252,6 +252,7 @@ def test_what_a_pipeline_cannot_run_is_told(
 def test_what_needs_the_parts_of_layers_is_refused(
     section: str, field: str, value: Any, message: str, config: Config
 ) -> None:
+    config.mesh.tensor = 2
     setattr(getattr(config, section), field, value)
     with pytest.raises(ConfigError, match=message):
         config.validate()

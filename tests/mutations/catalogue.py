@@ -5,6 +5,7 @@ from tests.mutations import (
     commands,
     data,
     faults,
+    flax,
     interop,
     launching,
     megatron,
@@ -24,6 +25,7 @@ from tests.mutations import (
 MUTATIONS = (
     *pipeline.MUTATIONS,
     *models.MUTATIONS,
+    *flax.MUTATIONS,
     *own_code.MUTATIONS,
     *interop.MUTATIONS,
     *training.MUTATIONS,

@@ -21,7 +21,6 @@ MADE_AGAIN = (
     "tests/train/test_layouts.py::"
     "test_layout_trains_as_the_reference_does[2x1x2-gpt-1f1b-v1-m2-sp-gelunormsmasks-adamw-zero1-dropout-sync]"
 )
-FLAX = "tests/flax/test_family.py::test_every_layout_trains_as_plain_flax_does"
 RINGS, MATMUL = "fiddlex/models/rings.py", "fiddlex/models/collective_matmul.py"
 BLOCKS = "fiddlex/models/blocks.py"
 IN_PIECES = "tests/models/test_collective_matmul.py::test_products_in_pieces_are_those_of_the_whole_sequence"
@@ -368,40 +367,5 @@ MUTATIONS = (
         tests=(
             "tests/xla/test_program_text.py::test_lines_of_a_kernel_end_neither_its_instruction_nor_the_computation",
         ),
-    ),
-    Mutation(
-        "flax-examples-of-several-ranks-counted-twice",
-        "fiddlex/flax/model.py",
-        old="return jnp.where(self.works, y, 0)",
-        new="return y",
-        tests=(f"{FLAX}[1x4x1-nnx-zb_h1-v1-m8-full-adamw-sync]",),
-    ),
-    Mutation(
-        "flax-dropout-alike-in-all-layers",
-        "fiddlex/flax/model.py",
-        old="lambda key: jax.random.fold_in(key, number)",
-        new="lambda key: jax.random.fold_in(key, 0)",
-        tests=(f"{FLAX}[2x2x1-nnx-interleaved_1f1b-v2-m4-none-sgd-zero1-dropout-2bw-extrapolate20.7]",),
-    ),
-    Mutation(
-        "flax-scan-begins-with-a-constant",
-        "fiddlex/flax/alone.py",
-        old="    first = last - num_carry\n",
-        new="    first = last - num_carry - 1\n",
-        tests=(f"{FLAX}[2x2x1-linen-1f1b-v1-m2-none-adamw-zero1-vertical_sync]",),
-    ),
-    Mutation(
-        "flax-products-of-activations-left-out",
-        "fiddlex/costs/sizes.py",
-        old="for each in operation.inner)",
-        new="for each in operation.products[:0])",
-        tests=("tests/flax/test_family.py::test_flops_and_parameters_are_those_of_the_same_gpt",),
-    ),
-    Mutation(
-        "flax-random-constants-taken",
-        "fiddlex/flax/parts.py",
-        old="if not isinstance(each, nnx.RngState) and not",
-        new="if not isinstance(each, nnx.RngState) and None and not",
-        tests=("tests/flax/test_family.py::test_what_a_pipeline_cannot_run_is_told",),
     ),
 )

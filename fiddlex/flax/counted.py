@@ -1,0 +1,174 @@
+"""What a trace of modules takes on one tensor rank: products, elementwise work, and what a layer saves.
+
+Of elementwise work it counts what a compiler that fuses it reads and writes: arrays that products, saved activations or
+results are made of, or make.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.flax.alone import Trace
+from fiddlex.flax.model import Functions, Keys
+from fiddlex.flax.operations import Place, cut
+from fiddlex.flax.partition import Plan, Step, plan
+from fiddlex.models.weights import Weights
+from fiddlex.pipeline.residuals import SplitVjp
+
+Tree = Any
+
+
+class Counted(NamedTuple):
+    """Matrix products of a trace."""
+
+    rows: int
+    inputs: int
+    outputs: int
+    number: int
+    of_weight: bool  # whether one of the factors is made of weights alone
+    split: str  # what tensor ranks share: "inputs", "outputs" or "others"; "": nothing
+
+
+def products(function: Callable[..., Tree], weights: Tree, *others: Tree) -> list[Counted]:
+    """The matrix products of `function(weights, *others)` on whole arrays, also those in loops."""
+    num_weights = len(jax.tree.leaves(weights))
+    return _Forward.of(function, [None] * num_weights, 1, weights, *others).products()
+
+
+class _Forward(NamedTuple):
+    """A trace of a function of weights and other arrays, and how tensor ranks share it."""
+
+    jaxpr: core.Jaxpr
+    plan: Plan
+    num_weights: int
+    ranks: int
+
+    @classmethod
+    def of(cls, function: Callable[..., Tree], places: Sequence[Place], ranks: int, *arguments: Tree) -> "_Forward":
+        jaxpr = Trace.of(function, *arguments).closed.jaxpr
+        others = [None] * (len(jaxpr.invars) - len(places))
+        planned = plan(jaxpr, [*places, *others], [None] * len(jaxpr.outvars), ranks)
+        return cls(jaxpr, planned, len(places), ranks)
+
+    def products(self) -> list[Counted]:
+        flags = [position < self.num_weights for position in range(len(self.jaxpr.invars))]
+        return list(_products(self.jaxpr, self.plan, flags, self.ranks))
+
+    def moved(self) -> int:
+        """Elements that elementwise work, fused, reads and writes: what comes from products, and what goes to them."""
+        pairs = list(zip(self.jaxpr.eqns, self.plan.steps, strict=True))
+        of_products = [equation for equation in self.jaxpr.eqns if equation.primitive.name == "dot_general"]
+        others = [equation for equation in self.jaxpr.eqns if equation.primitive.name != "dot_general"]
+        made = {name for each in others for name in each.outvars}
+        read = {name for each in others for name in _names(each.invars)} - made
+        written = made.intersection(_names(self.jaxpr.outvars)) | made.intersection(
+            name for each in of_products for name in _names(each.invars)
+        )
+        places = dict[Any, Place]()
+        for equation, step in pairs:
+            places |= dict(zip(equation.outvars, step.outputs, strict=True))
+            taken = zip(equation.invars, step.moves, strict=True)
+            places |= {name: place for name, (_, place) in taken if not isinstance(name, core.Literal)}
+        return sum(math.prod(cut(name.aval.shape, places.get(name), self.ranks)) for name in (*read, *written))
+
+
+def _products(
+    jaxpr: core.Jaxpr, planned: Plan | None, of_weights: Sequence[bool], ranks: int, times: int = 1
+) -> Iterator[Counted]:
+    known = {name for name, is_weight in zip(jaxpr.invars, of_weights, strict=True) if is_weight}
+    steps = planned.steps if planned else itertools.repeat(None)
+    for equation, step in zip(jaxpr.eqns, steps, strict=False):
+        named = _names(equation.invars)
+        if named and known.issuperset(named):
+            known.update(equation.outvars)
+        flags = [not isinstance(name, core.Literal) and name in known for name in equation.invars]
+        if equation.primitive.name == "dot_general":
+            yield _counted(equation, step, flags, ranks, times)
+        repeated = times * equation.params["length"] if equation.primitive.name == "scan" else times
+        for inner in core.jaxprs_in_params(equation.params):
+            body = getattr(inner, "jaxpr", inner)
+            # Where an inner function has other arguments than the operation, none is known to be a weight.
+            aligned = flags if len(flags) == len(body.invars) else [False] * len(body.invars)
+            yield from _products(body, step.body if step else None, aligned, ranks, repeated)
+
+
+def _counted(equation: core.JaxprEqn, step: Step | None, of_weights: Sequence[bool], ranks: int, times: int) -> Counted:
+    ((contracted, _), (batch, _)) = equation.params["dimension_numbers"]
+
+    def sizes(places: Sequence[Place]) -> tuple[int, ...]:
+        """Rows, inputs, outputs and number of a product of parts."""
+        avals: list[Any] = [name.aval for name in equation.invars]
+        shapes = [cut(aval.shape, place, ranks) for aval, place in zip(avals, places, strict=True)]
+        number, inputs = (math.prod(shapes[0][i] for i in axes) for axes in (batch, contracted))
+        free = [math.prod(shape) // (number * inputs) for shape in shapes]
+        if of_weights[0] and not of_weights[1]:
+            free.reverse()
+        return free[0], inputs, free[1], number
+
+    whole = sizes([None, None])
+    mine = sizes([place for _, place in step.moves]) if step else whole
+    differing = [
+        name for name, a, b in zip(("others", "inputs", "outputs", "others"), whole, mine, strict=True) if a != b
+    ]
+    rows, inputs, outputs, number = whole
+    return Counted(rows, inputs, outputs, number * times, any(of_weights), "".join(differing))
+
+
+class Sizes(NamedTuple):
+    """What a layer takes for a microbatch on one tensor rank."""
+
+    products: list[Counted]
+    moved: int  # elements
+    saved: list[jax.core.ShapedArray]
+    encoded: list[bool]
+    left: int  # bytes
+    left_again: int  # bytes
+
+    @classmethod
+    def of(cls, functions: Functions, ranks: int, weights: Weights, x: jax.ShapeDtypeStruct, keys: Keys) -> "Sizes":
+        """Of the function `functions.layer` of weights, input and keys, given as types of whole arrays."""
+        found: list[Any] = []
+
+        def counted(weights: Weights, x: jax.Array, keys: Keys) -> jax.Array:
+            vjp = SplitVjp(functions.layer)
+            y, saved = vjp.forward(weights, x, keys)
+            left = [_left(SplitVjp(functions.layer, recompute=again), weights, x, keys) for again in (False, True)]
+            found.extend([list(map(jax.typeof, saved)), vjp.encodes(weights, x, keys), *left])
+            return y
+
+        # `functions.layer` exchanges arrays over `tensor`.
+        mesh = AbstractMesh((ranks,), ("tensor",), axis_types=(AxisType.Auto,))
+        leaves, structure = jax.tree.flatten(weights)
+        specs = [
+            P(*("tensor" if i == place else None for i in range(leaf.ndim)))
+            for leaf, place in zip(leaves, functions.places, strict=True)
+        ]
+        in_specs = jax.tree.unflatten(structure, specs), P(), P()
+        jax.eval_shape(jax.shard_map(counted, mesh=mesh, in_specs=in_specs, out_specs=P()), weights, x, keys)
+        forward = _Forward.of(functions.plain["block"], functions.places, ranks, weights, x, keys)
+        return cls(forward.products(), forward.moved(), *found)
+
+    @property
+    def held(self) -> int:
+        """Elements of the gradients of the widest activation and of what it was made of."""
+        return 2 * max(each.size for each in self.saved)
+
+
+def _left(vjp: SplitVjp, weights: Weights, x: Any, keys: Keys) -> int:
+    """Bytes that the first part of a backward pass saves for the second."""
+
+    def left(weights: Weights, x: jax.Array, keys: Keys) -> list[jax.Array]:
+        y, stashed = vjp.forward(weights, x, keys)
+        return vjp.backward_input(weights, keys, stashed, y).left
+
+    return sum(each.size * each.dtype.itemsize for each in jax.eval_shape(left, weights, x, keys))
+
+
+def _names(variables: Sequence[Any]) -> list[Any]:
+    return [each for each in variables if not isinstance(each, core.Literal)]

@@ -1,0 +1,178 @@
+"""Which part of each array of a trace a tensor rank has, and what the ranks exchange for it.
+
+A trace is planned operation by operation, from the parts that a rank has of its arguments. An operation that works on
+parts runs on parts; before any other, the ranks bring the whole arrays together. So every trace has a plan, whatever it
+computes, and what a good choice of weights' parts saves is that little has to be exchanged: in a transformer's block,
+the two sums of Megatron-LM (Shoeybi et al., 2019, section 3).
+"""
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jax.extend import core
+
+from fiddlex.flax.operations import LINEAR, SUM, Place, Rule, rule_of, shape_of
+
+KEPT = "kept"  # in place of a result's place: the one that it has, but no terms
+
+
+class Step(NamedTuple):
+    """How an operation runs."""
+
+    moves: list[tuple[Place, Place]]  # of each input: what the rank has, and what the operation takes
+    outputs: list[Place]
+    params: Mapping[str, Any]  # parameters of the operation that differ from those in the trace
+    body: "Plan | None"  # of a scan
+
+
+class Plan(NamedTuple):
+    """How the operations of a trace run."""
+
+    steps: list[Step]
+    results: list[tuple[Place, Place]]  # of each result: what the rank has, and what is asked for
+    flops: float  # of products on one rank
+    exchanged: int  # elements that a rank sends, about
+
+    @property
+    def places(self) -> list[Place]:
+        return [wanted for _, wanted in self.results]
+
+
+def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ranks: int) -> Plan:
+    """The plan of a trace without inner `jit`s.
+
+    Args:
+      jaxpr: the trace, with the shapes of whole arrays.
+      places: what a rank has of each argument.
+      wanted: what it is to have of each result.
+      ranks: number of tensor ranks.
+    """
+    made: dict[Any, Place] = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, places, strict=True))
+    exchanged, flops, gathered = 0, 0.0, set[Any]()
+
+    def moved(name: Any, place: Place) -> tuple[Place, Place]:
+        nonlocal exchanged
+        if isinstance(name, core.Literal):
+            return None, place
+        given = made[name]
+        if given not in (place, None) and not (place is None and name in gathered):
+            exchanged += math.prod(shape_of(name)) * (2 if given == SUM and place is None else 1)
+        if place is None:  # whoever takes the whole next has it
+            gathered.add(name)
+            made[name] = None if given == SUM else given
+        return given, place
+
+    def planned(equation: core.JaxprEqn) -> Step:
+        nonlocal flops, exchanged
+        # Whoever needs the sum needs it once, before all who could take terms.
+        given = [None if isinstance(name, core.Literal) else made[name] for name in equation.invars]
+        if any(place == SUM and name in summed for place, name in zip(given, equation.invars, strict=True)):
+            given = [None if place == SUM else place for place in given]
+        rule, body = _rule(equation, given, ranks)
+        moves = [moved(name, place) for name, place in zip(equation.invars, rule.wanted, strict=True)]
+        made.update(zip(equation.outvars, rule.outputs, strict=True))
+        if equation.primitive.name == "dot_general":
+            flops += _flops(equation) / (ranks if any(each is not None for each in rule.wanted) else 1)
+        if body is not None:
+            flops += body.flops * equation.params["length"]
+            exchanged += body.exchanged * equation.params["length"]
+        return Step(moves, list(rule.outputs), rule.params, body)
+
+    others = (equation for equation in jaxpr.eqns if equation.primitive.name not in LINEAR)
+    summed = {name for each in others for name in each.invars if not isinstance(name, core.Literal)}
+    steps = [planned(equation) for equation in jaxpr.eqns]
+    results = [moved(name, _asked(place, name, made)) for name, place in zip(jaxpr.outvars, wanted, strict=True)]
+    return Plan(steps, results, flops, exchanged)
+
+
+def _asked(place: Place, name: Any, made: dict[Any, Place]) -> Place:
+    if place != KEPT:
+        return place
+    return None if isinstance(name, core.Literal) or made[name] == SUM else made[name]
+
+
+def _flops(equation: core.JaxprEqn) -> float:
+    ((left, _), _) = equation.params["dimension_numbers"]
+    return 2.0 * math.prod(shape_of(equation.outvars[0])) * math.prod(shape_of(equation.invars[0])[i] for i in left)
+
+
+def _rule(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> tuple[Rule, Plan | None]:
+    if equation.primitive.name == "scan":
+        return _scan(equation, places, ranks)
+    return rule_of(equation, places, ranks), None
+
+
+def _scan(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> tuple[Rule, Plan]:
+    """A scan whose body runs on parts, and the plan of its body."""
+    constants, carries, _ = scan_sizes(equation)
+    body = equation.params["jaxpr"].jaxpr
+    outer = [None if place == SUM else place for place in places]
+    outer[constants + carries :] = [place or None for place in outer[constants + carries :]]  # not along the scan
+    scanned = [place if place is None else int(place) - 1 for place in outer[constants + carries :]]
+    carried, settled = outer[constants : constants + carries], [False] * carries
+    while True:
+        given = [*outer[:constants], *carried, *scanned]
+        found = plan(body, given, [KEPT] * len(body.outvars), ranks).places[:carries]
+        if all(map(operator.or_, settled, map(operator.eq, carried, found))):
+            break
+        for i, (before, after) in enumerate(zip(carried, found, strict=True)):
+            if before != after:
+                # A carry that starts whole may become parts; one whose parts change is whole throughout.
+                carried[i] = after if before is None and not settled[i] else None
+                settled[i] |= before is not None
+    final = plan(body, given, [*carried, *[KEPT] * (len(body.outvars) - carries)], ranks)
+    outer[constants : constants + carries] = carried
+    of_steps = [place if place is None else int(place) + 1 for place in final.places[carries:]]
+    return Rule(outer, [*carried, *of_steps]), final
+
+
+def scan_sizes(equation: core.JaxprEqn) -> tuple[int, int, int]:
+    """Numbers of constants, carries and scanned arrays of a scan; jax's versions name them differently."""
+    inner = equation.params["jaxpr"].jaxpr
+    pairs = [zip(*names, strict=True) for names in ((equation.outvars, inner.outvars), (equation.invars, inner.invars))]
+    # What is scanned has a dimension more outside than inside.
+    carries, others = (sum(len(shape_of(each)) == len(shape_of(body)) for each, body in pair) for pair in pairs)
+    return others - carries, carries, len(equation.invars) - others
+
+
+def choose(jaxpr: core.Jaxpr, num_weights: int, ranks: int, *, exchange: float) -> list[Place]:
+    """The part of each weight with which a layer's step is cheapest, as far as a greedy search finds it.
+
+    The search gives a rank a part of one weight, and of all other weights the parts of which it then has the gradients:
+    a part of one kernel of a multilayer perceptron or of attention decides on the others. What makes the step cheaper
+    is kept.
+
+    Args:
+      jaxpr: a trace of the layer's value and gradients. Its first arguments are the weights, and its results the value,
+        the gradients of the weights, and that of the layer's input.
+      num_weights: number of weights.
+      ranks: number of tensor ranks.
+      exchange: number of floating-point operations that cost as much as exchanging one element.
+    """
+    others: list[Place] = [None] * (len(jaxpr.invars) - num_weights)
+
+    def planned(places: Sequence[Place], gradients: Sequence[Place]) -> Plan:
+        return plan(jaxpr, [*places, *others], [None, *gradients, None], ranks)
+
+    def cost(places: Sequence[Place]) -> float:
+        found = planned(places, places)
+        return found.flops + exchange * found.exchanged
+
+    def followed(places: list[Place]) -> list[Place]:
+        made = planned(places, [KEPT] * num_weights).places[1:-1]
+        further = [mine if mine is not None else place for mine, place in zip(places, made, strict=True)]
+        return places if further == places else followed(further)
+
+    places: list[Place] = [None] * num_weights
+    best, changed = cost(places), ranks > 1
+    while changed:
+        changed = False
+        for i, name in enumerate(jaxpr.invars[:num_weights]):
+            for dimension, size in enumerate(shape_of(name)):
+                if size % ranks == 0 and dimension != places[i]:
+                    tried = followed([*places[:i], dimension, *places[i + 1 :]])
+                    if (found := cost(tried)) < best:
+                        places, best, changed = tried, found, True
+    return places

@@ -1,0 +1,162 @@
+"""Traces that tensor ranks share: values and gradients are those of one device, and little is exchanged."""
+
+import collections
+import functools
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.config import ModelConfig
+from fiddlex.flax.alone import Trace, alone
+from fiddlex.flax.operations import SUM, Place
+from fiddlex.flax.partition import choose, plan
+from tests.flax import modules
+
+Tree = Any
+RANKS = 4
+X = (2, 8, 16)
+
+
+def mlp(w: Tree, x: jax.Array) -> jax.Array:
+    return nnx.gelu(x @ w["up"] + w["bias"], approximate=False) @ w["down"]
+
+
+def gated(w: Tree, x: jax.Array) -> jax.Array:
+    """A fused projection, cut in two along the dimension that ranks share: they gather it."""
+    gate, value = jnp.split(x @ w["up"], 2, axis=-1)
+    return (jax.nn.silu(gate) * value) @ w["down"]
+
+
+def heads(w: Tree, x: jax.Array) -> jax.Array:
+    """Attention with fewer heads of keys than of queries, and a mask."""
+    q, k, v = ((x @ w[name]).reshape(2, 8, -1, 4) for name in ("q", "k", "v"))
+    k, v = (jnp.repeat(each, q.shape[2] // k.shape[2], axis=2) for each in (k, v))
+    scores = jnp.einsum("bqnd,bknd->bnqk", q, k) + jnp.where(jnp.tri(8), 0.0, -1e9)
+    y = jnp.einsum("bnqk,bknd->bqnd", jax.nn.softmax(scores), v)
+    return y.reshape(2, 8, -1) @ w["out"]
+
+
+def scanned(w: Tree, x: jax.Array) -> jax.Array:
+    """A recurrence whose state starts from zeros, in parts of its features."""
+
+    def step(state: tuple[jax.Array, jax.Array], y: jax.Array) -> Any:
+        state = 0.5 * state[0] + y, state[1] + jnp.sum(y, axis=-1)
+        return state, state[0] * state[1][:, None]
+
+    y = jnp.swapaxes(x @ w["up"], 0, 1)
+    _, y = jax.lax.scan(step, (jnp.zeros(y.shape[1:]), jnp.zeros(y.shape[1])), y)
+    return jnp.swapaxes(y, 0, 1) @ w["down"]
+
+
+def reshaped(w: Tree, x: jax.Array) -> jax.Array:
+    """Pieces, reversals, sums, padding and comparisons of parts."""
+    y = jnp.pad(x @ w["up"], ((0, 0), (1, 0), (0, 0)))[:, :-1]
+    y = jnp.concatenate([y[:, ::-1], jnp.cumsum(y, axis=1)], axis=1)[:, 4:12]
+    y = jnp.where(y > jnp.max(y, axis=(0, 1), keepdims=True) / 2, y, y.mean(-1, keepdims=True))
+    y = y - jax.lax.stop_gradient(jnp.sort(y, axis=1)) + jnp.argmax(y, axis=-1, keepdims=True)
+    return jax.lax.dynamic_slice_in_dim(jnp.tile(y, (1, 2, 1)), jnp.int32(3), 8, 1) @ w["down"]
+
+
+def branching(w: Tree, x: jax.Array) -> jax.Array:
+    """Inner functions whose operands the ranks gather first."""
+    y = x @ w["up"]
+    y = jax.lax.cond(jnp.sum(y) > 0, jnp.sin, jnp.cos, y)
+    y = (
+        jax.lax.fori_loop(0, 2, lambda _, y: jnp.tanh(y), y)
+        if w["up"].dtype == jnp.int32
+        else jax.checkpoint(jnp.tanh)(y)
+    )
+    return y @ w["down"]
+
+
+CASES = {
+    "megatron": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"up": 1, "bias": 0, "down": 0}),
+    "whole bias": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"up": 1, "down": 0}),
+    "only the first": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"up": 1}),
+    "only the second": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"down": 0}),
+    "the other way round": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"up": 0, "bias": 0, "down": 1}),
+    "fused": (gated, {"up": (16, 64), "down": (32, 16)}, {"up": 1, "down": 0}),
+    "heads": (
+        heads,
+        {"q": (16, 32), "k": (16, 16), "v": (16, 16), "out": (32, 16)},
+        {"q": 1, "k": 1, "v": 1, "out": 0},
+    ),
+    "scan": (scanned, {"up": (16, 32), "down": (32, 16)}, {"up": 1, "down": 0}),
+    "pieces": (reshaped, {"up": (16, 32), "down": (32, 16)}, {"up": 1, "down": 0}),
+    "branches": (branching, {"up": (16, 32), "down": (32, 16)}, {"up": 1, "down": 0}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_together_compute_what_one_device_does(case: str) -> None:
+    function, shapes, places = CASES[case]
+    keys = iter(jax.random.split(jax.random.key(0), 9))
+    weights = {name: jax.random.normal(next(keys), shape) / 4 for name, shape in sorted(shapes.items())}
+    x, dy = jax.random.normal(next(keys), X), jax.random.normal(next(keys), X)
+
+    def called(w: Tree, x: jax.Array, again: Tree) -> jax.Array:
+        return function(w, x)
+
+    shared = alone(called, [places.get(name) for name in sorted(shapes)])
+    specs = {
+        name: P(*("tensor" if places.get(name) == i else None for i in range(len(shape))))
+        for name, shape in shapes.items()
+    }
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map,
+        mesh=Mesh(np.array(jax.devices()[:RANKS]), ("tensor",)),
+        in_specs=(specs, P(), P()),
+        out_specs=(P(), specs, P()),
+    )
+    def step(w: Tree, x: jax.Array, dy: jax.Array) -> Any:
+        y, vjp = jax.vjp(lambda w, x: shared(w, x, None), w, x)
+        return y, *vjp(dy)
+
+    y, vjp = jax.vjp(function, weights, x)
+    chex.assert_trees_all_close(step(weights, x, dy), (y, *vjp(dy)), rtol=2e-5, atol=2e-5)
+
+
+def of_block(config: ModelConfig) -> tuple[Any, list[str], Any]:
+    """A trace of the value and gradients of the block of `modules`, and the names of its weights."""
+    graph, params, rest = nnx.split(modules.Block(config, rngs=nnx.Rngs(0)), nnx.Param, ...)  # type: ignore[misc]
+    x = jax.ShapeDtypeStruct((1, config.seq_len, config.hidden_size), jnp.float32)
+
+    def step(params: Tree, x: jax.Array, dy: jax.Array) -> Any:
+        block = lambda params, x: nnx.merge(graph, params, rest, copy=True)(x)  # noqa: E731
+        y, vjp = jax.vjp(block, params, x)
+        return y, *vjp(dy)
+
+    names = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(params)]
+    return Trace.of(step, params, x, x).closed.jaxpr, names, params
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_block_without_annotations_is_shared_as_in_megatron(ranks: int) -> None:
+    jaxpr, names, _ = of_block(ModelConfig(num_heads=4, hidden_size=32, seq_len=16))
+    places = choose(jaxpr, len(names), ranks, exchange=64.0)
+    columns = {f"attention.{name}.kernel": 1 for name in ("query", "key", "value")} | {"up.kernel": 1}
+    biases = {f"attention.{name}.bias": 0 for name in ("query", "key", "value")} | {"up.bias": 0}
+    rows = {"attention.out.kernel": 0, "down.kernel": 0}
+    assert {name: each for name, each in zip(names, places, strict=True) if each is not None} == columns | biases | rows
+    # Two sums in the forward pass, and two in the backward pass; nothing else is exchanged.
+    wanted: list[Place] = [None, *places, None]
+    found = plan(jaxpr, [*places, None, None], wanted, ranks)
+    moves = [move for step in found.steps for move in step.moves] + found.results
+    exchanged = collections.Counter(move for move in moves if move[0] not in (move[1], None))
+    assert set(exchanged) == {(SUM, None)}
+    assert found.exchanged == 4 * 2 * 16 * 32
+
+
+def test_weights_stay_whole_where_parts_would_cost_more() -> None:
+    jaxpr, names, _ = of_block(ModelConfig(num_heads=4, hidden_size=32, seq_len=16))
+    assert set(choose(jaxpr, len(names), 2, exchange=1e6)) == {None}
+    assert set(choose(jaxpr, len(names), 3, exchange=0.0)) == {None}  # no dimension has three equal parts

@@ -1,0 +1,88 @@
+"""Mutations of `fiddlex.flax`: modules as functions, their description, and what tensor ranks have of a layer."""
+
+from tests.mutations.mutation import Mutation
+
+FLAX = "tests/flax/test_family.py::test_every_layout_trains_as_plain_flax_does"
+SHARED = "tests/flax/test_partition.py::test_ranks_together_compute_what_one_device_does"
+CHOSEN = "tests/flax/test_partition.py::test_a_block_without_annotations_is_shared_as_in_megatron[2]"
+OPERATIONS, PARTITION = "fiddlex/flax/operations.py", "fiddlex/flax/partition.py"
+
+MUTATIONS = (
+    Mutation(
+        "flax-examples-of-several-ranks-counted-twice",
+        "fiddlex/flax/model.py",
+        old="return jnp.where(self.works, y, 0)",
+        new="return y",
+        tests=(f"{FLAX}[1x4x1-nnx-zb_h1-v1-m8-full-adamw-sync]",),
+    ),
+    Mutation(
+        "flax-dropout-alike-in-all-layers",
+        "fiddlex/flax/model.py",
+        old="lambda key: jax.random.fold_in(key, number)",
+        new="lambda key: jax.random.fold_in(key, 0)",
+        tests=(f"{FLAX}[2x2x1-nnx-interleaved_1f1b-v2-m4-none-sgd-zero1-dropout-2bw-extrapolate20.7]",),
+    ),
+    Mutation(
+        "flax-scan-begins-with-a-constant",
+        "fiddlex/flax/alone.py",
+        old="    last = first + num_carry\n",
+        new="    last = first + num_carry + 1\n",
+        tests=(f"{FLAX}[2x2x1-linen-1f1b-v1-m2-none-adamw-zero1-vertical_sync]",),
+    ),
+    Mutation(
+        "flax-products-of-activations-left-out",
+        "fiddlex/costs/sizes.py",
+        old="for each in operation.inner)",
+        new="for each in operation.products[:0])",
+        tests=("tests/flax/test_family.py::test_flops_and_parameters_are_those_of_the_same_gpt",),
+    ),
+    Mutation(
+        "flax-random-constants-taken",
+        "fiddlex/flax/parts.py",
+        old="if not isinstance(each, nnx.RngState) and not",
+        new="if not isinstance(each, nnx.RngState) and None and not",
+        tests=("tests/flax/test_family.py::test_what_a_pipeline_cannot_run_is_told",),
+    ),
+    Mutation(
+        "flax-part-of-a-reshaped-array-anywhere",
+        OPERATIONS,
+        old="if start == before]",
+        new="if start >= 0]",
+        tests=(f"{SHARED}[heads]",),
+    ),
+    Mutation(
+        "flax-operation-along-parts",
+        OPERATIONS,
+        old="if not dimensions or dimensions[0] in along:",
+        new="if not dimensions:",
+        tests=(f"{SHARED}[fused]",),
+    ),
+    Mutation(
+        "flax-sliced-parts-taken-for-whole",
+        OPERATIONS,
+        old="if not full:",
+        new="if False:",
+        tests=(f"{SHARED}[pieces]",),
+    ),
+    Mutation(
+        "flax-sums-exchanged-for-each-reader",
+        PARTITION,
+        old="if any(place == SUM and name in summed for",
+        new="if any(False and name in summed for",
+        tests=(CHOSEN,),
+    ),
+    Mutation(
+        "flax-weights-chosen-one-by-one",
+        PARTITION,
+        old="return places if further == places else followed(further)",
+        new="return places",
+        tests=(CHOSEN,),
+    ),
+    Mutation(
+        "flax-gradients-of-embeddings-summed-over-pipe-alone",
+        "fiddlex/flax/traced.py",
+        old='parts["embedding"].init, partial=SHARING',
+        new='parts["embedding"].init, partial=("pipe",)',
+        tests=(f"{FLAX}[1x2x2-linen-zb_h1-v1-m4-none-lamb-sync]",),
+    ),
+)
