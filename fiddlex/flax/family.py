@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 
 from fiddlex.config import Config
 from fiddlex.config.families import Family
+from fiddlex.errors import ConfigError
 from fiddlex.flax.model import FlaxModel, Functions
 from fiddlex.flax.parts import Part, make_part
-from fiddlex.flax.traced import describe, places_of, shapes_of
+from fiddlex.flax.places import Rules, places_of, warn_of_whole
+from fiddlex.flax.traced import describe, shapes_of
 from fiddlex.models.spec import Network
 
 _MOST_KEPT = 16  # modules and descriptions that are kept; the planner asks for one model on many meshes
@@ -31,13 +33,33 @@ class _Made(NamedTuple):
 
 
 def family(
-    *, embed: Callable[..., Any], block: Callable[..., Any], head: Callable[..., Any], fields: Sequence[str] = ()
+    *,
+    embed: Callable[..., Any],
+    block: Callable[..., Any],
+    head: Callable[..., Any],
+    fields: Sequence[str] = (),
+    rules: Rules | None = None,
 ) -> Family:
     """A family for `fiddlex.config.families.FAMILIES`.
 
-    `fields` names those of `config.model` that only some families read, such as `num_kv_heads`, and these modules do.
+    Args:
+      embed: makes the module before the layers.
+      block: makes one layer.
+      head: makes the module that scores.
+      fields: those of `config.model` that only some families read, such as `num_kv_heads`, and these modules do.
+      rules: maps each logical axis of the block's parameters, as `nnx.with_partitioning` and
+        `linen.with_logical_partitioning` name them, to "tensor" if tensor ranks share it, else to None. Without rules
+        a search over the traced layer decides which parameters tensor ranks share, and names are not read.
+
+    Raises:
+      ConfigError: when a rule is neither "tensor" nor None.
     """
-    kept: dict[Any, Any] = {}
+    if wrong := [axis for axis, to in (rules or {}).items() if to not in ("tensor", None)]:
+        raise ConfigError(
+            f"family(…, rules=…) maps {wrong[0]!r} to {(rules or {})[wrong[0]]!r}; it maps a logical axis to 'tensor', "
+            "or to None. Other mesh axes are fiddlex's own: layers are spread over pipe, examples over data."
+        )
+    kept, told = dict[Any, Any](), set[Any]()
 
     def once(key: Any, make: Callable[[], Any]) -> Any:
         if key not in kept:
@@ -51,7 +73,7 @@ def family(
 
         def make() -> _Made:
             parts = once(model, lambda: _parts(config, embed, block, head))
-            functions = Functions(parts, places_of(config, parts))
+            functions = Functions(parts, places_of(config, parts, rules))
             return _Made(functions, describe(config, functions))
 
         found: _Made = once((model, tensor), make)
@@ -61,7 +83,11 @@ def family(
         return made(config).network
 
     def model(config: Config) -> FlaxModel:
-        return FlaxModel(config, made(config).functions)
+        functions = made(config).functions
+        if functions not in told:
+            told.add(functions)
+            warn_of_whole(config, functions)
+        return FlaxModel(config, functions)
 
     # An error of the modules names their file (`fiddlex.models.registry.errors_of_family`).
     network.__wrapped__ = model.__wrapped__ = block  # type: ignore[attr-defined]

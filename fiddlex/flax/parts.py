@@ -36,6 +36,7 @@ class Part:
     apply: Callable[..., Any]
     bound: Callable[[Weights], Any]
     takes_embed: bool  # whether its call takes the module `embed`, to score with the embedding's table
+    axes: dict[Path, tuple[Any, ...]]  # logical axes of the dimensions of parameters that have such names
 
 
 def make_part(
@@ -117,21 +118,27 @@ def _nnx(role: str, make: Callable[[jax.Array], Any]) -> Part:
             nnx.reseed(called, **keys)
         return called(*inputs, **others, **modes(key is not None))
 
-    return Part(role, init, apply, bound, _takes(type(module).__call__, "embed"))
+    specs = nnx.to_flat_state(nnx.get_partition_spec(params))
+    axes = {_path(path): tuple(_value(spec)) for path, spec in specs if any(_value(spec))}
+    return Part(role, init, apply, bound, _takes(type(module).__call__, "embed"), axes)
 
 
 def _linen(role: str, module: linen.Module, given: jax.ShapeDtypeStruct, embed: Part | None) -> Part:
     modes, takes_embed = _modes(role, type(module).__call__), _takes(type(module).__call__, "embed")
 
-    def variables(key: jax.Array) -> Any:
+    def boxed(key: jax.Array) -> Any:
         keys = {name: jax.random.fold_in(key, number) for number, name in enumerate(("params", "dropout"))}
         others = {"embed": embed.bound(embed.init(key))} if takes_embed and embed else {}
-        return linen.unbox(module.init(keys, jnp.zeros(given.shape, given.dtype), **others, **modes(False)))
+        return module.init(keys, jnp.zeros(given.shape, given.dtype), **others, **modes(False))
+
+    def variables(key: jax.Array) -> Any:
+        return linen.unbox(boxed(key))
 
     found = jax.eval_shape(variables, jax.random.key(0))
     if others := sorted(set(found) - {"params"}):
         raise _changing(role, f"the collection {others[0]!r}")
-    _check_leaves(role, _flat(found.get("params", {})))
+    _check_leaves(role, flat(found.get("params", {})))
+    specs = linen.get_partition_spec(jax.eval_shape(boxed, jax.random.key(0)))
 
     def apply(weights: Weights, key: jax.Array | None, *inputs: Any, **others: Any) -> Any:
         rngs = {} if key is None else {"dropout": key}
@@ -143,6 +150,7 @@ def _linen(role: str, module: linen.Module, given: jax.ShapeDtypeStruct, embed: 
         apply=apply,
         bound=lambda weights: module.bind({"params": weights}),
         takes_embed=takes_embed,
+        axes={path: tuple(spec) for path, spec in flat(specs.get("params", {})) if any(spec)},
     )
 
 
@@ -240,9 +248,10 @@ def _nested(leaves: Any) -> Weights:
     return nested
 
 
-def _flat(weights: Any, before: Path = ()) -> Iterator[tuple[Path, Any]]:
-    for name, each in weights.items():
+def flat(weights: Any, before: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The leaves of weights, or of a tree like them, with their paths, in the order of jax."""
+    for name, each in sorted(weights.items()):
         if isinstance(each, dict):
-            yield from _flat(each, (*before, name))
+            yield from flat(each, (*before, name))
         else:
             yield (*before, name), each

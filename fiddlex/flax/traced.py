@@ -15,12 +15,9 @@ from jax.extend import core
 
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
-from fiddlex.flax.alone import Trace
 from fiddlex.flax.counted import Counted, Sizes, products
-from fiddlex.flax.model import SHARING, Functions, Keys, plain_functions
+from fiddlex.flax.model import SHARING, Functions, Keys
 from fiddlex.flax.operations import Place
-from fiddlex.flax.partition import choose
-from fiddlex.flax.parts import Part
 from fiddlex.models.spec import (
     InnerProduct,
     Matrix,
@@ -57,23 +54,6 @@ def shapes_of(config: Config, num_sequences: int) -> Shapes:
     )
 
 
-def places_of(config: Config, parts: dict[str, Part]) -> list[Place]:
-    """What a tensor rank has of each weight of a layer."""
-    block, shapes = plain_functions(parts)["block"], shapes_of(config, num_sequences=1)
-    weights, keys = _weights(parts["layers"].init, config.model.dtype), shapes.keys if config.model.dropout else None
-    if config.mesh.tensor == 1:
-        return [None] * len(jax.tree.leaves(weights))
-
-    def step(weights: Weights, x: jax.Array, keys: Keys, dy: jax.Array) -> Tree:
-        y, vjp = jax.vjp(lambda weights, x: block(weights, x, keys), weights, x)
-        return y, *vjp(dy)
-
-    jaxpr = Trace.of(step, weights, shapes.activations, keys, shapes.activations).closed.jaxpr
-    # An element of the residual stream costs as much to exchange as to multiply with the weights of a square product.
-    exchange = 2.0 * config.model.hidden_size
-    return choose(jaxpr, len(jax.tree.leaves(weights)), config.mesh.tensor, exchange=exchange)
-
-
 def describe(config: Config, functions: Functions) -> Network:
     """The description of three modules.
 
@@ -81,7 +61,7 @@ def describe(config: Config, functions: Functions) -> Network:
       ConfigError: when a module returns what the pipeline cannot take, or draws numbers that no key decides.
     """
     model, parts = config.model, functions.parts
-    weights = {name: _weights(part.init, model.dtype) for name, part in parts.items()}
+    weights = {name: weights_of(part.init, model.dtype) for name, part in parts.items()}
     outer = {name: weights[name] for name in ("embedding", "head")}
     one = shapes_of(config, num_sequences=1)
 
@@ -112,8 +92,8 @@ def describe(config: Config, functions: Functions) -> Network:
     )
 
 
-def _weights(init: Callable[[jax.Array], Weights], dtype: str) -> Weights:
-    """Shapes of a module's weights as it computes with them."""
+def weights_of(init: Callable[[jax.Array], Weights], dtype: str) -> Weights:
+    """The types of a module's weights as it computes with them."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, dtype), shapes)
 

@@ -77,6 +77,56 @@ class LinenBlock(linen.Module):
         return x + linen.Dropout(config.dropout, deterministic=deterministic)(linen.Dense(config.hidden_size)(y))
 
 
+class Fused(Block):
+    """With one kernel for queries, keys and values: a part of it along its outputs is no part of the three."""
+
+    def __init__(self, config, *, rngs):
+        super().__init__(config, rngs=rngs)
+        del self.attention
+        self.heads = config.num_heads
+        self.qkv, self.out = (nnx.Linear(config.hidden_size, width * config.hidden_size, rngs=rngs) for width in (3, 1))
+
+    def __call__(self, x):
+        q, k, v = (
+            each.reshape(*x.shape[:2], self.heads, -1) for each in jnp.split(self.qkv(self.norms[0](x)), 3, axis=-1)
+        )
+        x = x + self.dropout(self.out(nnx.dot_product_attention(q, k, v, mask=self.causal).reshape(x.shape)))
+        return x + self.dropout(self.down(nnx.gelu(self.up(self.norms[1](x)))))
+
+
+class Named(nnx.Module):
+    """An MLP whose parameters have logical axes."""
+
+    def __init__(self, config, *, rngs):
+        def linear(inputs, outputs, *names):
+            init = nnx.with_partitioning(nnx.initializers.lecun_normal(), names)
+            return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=init, rngs=rngs)
+
+        hidden, units = config.hidden_size, config.mlp_size
+        self.norm = nnx.LayerNorm(hidden, rngs=rngs)
+        self.up, self.down = linear(hidden, units, "embed", "mlp"), linear(units, hidden, "mlp", "embed")
+        self.square = linear(hidden, hidden, "embed", None)
+
+    def __call__(self, x):
+        return x + self.square(self.down(nnx.gelu(self.up(self.norm(x)))))
+
+
+class LinenNamed(linen.Module):
+    """The same of Linen."""
+
+    config: Any
+
+    @linen.compact
+    def __call__(self, x):
+        def dense(units, *names):
+            init = linen.with_logical_partitioning(linen.initializers.lecun_normal(), names)
+            return linen.Dense(units, use_bias=False, kernel_init=init, name="_".join(map(str, names)))
+
+        y = linen.gelu(dense(self.config.mlp_size, "embed", "mlp")(linen.LayerNorm()(x)))
+        y = dense(self.config.hidden_size, "mlp", "embed")(y)
+        return x + dense(self.config.hidden_size, "embed", None)(y)
+
+
 class LinenHead(linen.Module):
     config: Any
 

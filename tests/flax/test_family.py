@@ -17,6 +17,7 @@ from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.errors import ConfigError
 from fiddlex.flax import family
 from fiddlex.hardware.topology import load_topology
+from fiddlex.models.registry import network_of
 from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.search import search
 from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
@@ -144,6 +145,55 @@ def test_it_is_planned(config: Config) -> None:
     assert {layout.mesh.tensor for layout in layouts(problem)} == {1, 2, 4}
     assert {layout.recompute for layout in layouts(problem)} == {"none", "full"}
     assert search(problem, keep=2).plans
+
+
+def shared(name: str, config: Config) -> dict[str, int]:
+    """The dimensions of a block's weights of which each of two tensor ranks has a part."""
+    config.model.family, config.mesh.tensor = name, 2
+    axes = {
+        ".".join(str(key.key) for key in path): parameter.axes
+        for path, parameter in jax.tree_util.tree_leaves_with_path(network_of(config).layer)
+    }
+    return {path: each.index("features") for path, each in axes.items() if "features" in each}
+
+
+@pytest.mark.parametrize(
+    ("block", "columns", "rows"),
+    [(modules.Named, "up.kernel", "down.kernel"), (modules.LinenNamed, "embed_mlp.kernel", "mlp_embed.kernel")],
+)
+def test_names_of_axes_say_what_tensor_ranks_share(
+    block: Any, columns: str, rows: str, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(**rules: str | None) -> dict[str, int]:
+        made = family(embed=modules.Embed, block=block, head=modules.Head, rules=rules or None)
+        monkeypatch.setitem(FAMILIES, "named", made)
+        return shared("named", config)
+
+    assert named(embed=None, mlp="tensor") == {columns: 1, rows: 0}
+    assert named(embed="tensor", mlp=None) != {columns: 1, rows: 0}
+    assert named() == {columns: 1, rows: 0}  # what a search finds; it does not read names
+    expected = losses(config, 2)
+    named(embed="tensor", mlp=None)
+    assert losses(config, 2) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ConfigError, match=r"of block has the logical axis 'embed', which no rule of its family maps"):
+        named(mlp="tensor")
+    config.model.ffn_size = 63
+    with pytest.raises(ConfigError, match=r"of block is \[\d+, \d+\], and mesh\.tensor=2 does not divide .* axis 'mlp'"):
+        named(embed=None, mlp="tensor")
+    with pytest.raises(ConfigError, match=r"maps 'mlp' to 'data'; it maps a logical axis to 'tensor', or to None"):
+        named(mlp="data")
+
+
+def test_a_kernel_that_cannot_be_cut_stays_whole_and_is_told(
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(FAMILIES, "fused", family(embed=modules.Embed, block=modules.Fused, head=modules.Head))
+    assert shared("fused", config) == {"up.kernel": 1, "up.bias": 0, "down.kernel": 0}
+    Trainer(config)
+    config.mesh.data = 1
+    Trainer(config)
+    (message,) = {each.getMessage() for each in caplog.records if "tensor rank has" in each.getMessage()}
+    assert "each tensor rank has all of out.kernel, qkv.kernel, 32% of a layer's weights" in message
 
 
 class Normalised(modules.Block):

@@ -1,0 +1,87 @@
+"""Of which weights of a layer each tensor rank has a part: by rules for logical axes, or as a search finds it."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from fiddlex.config import Config
+from fiddlex.errors import ConfigError
+from fiddlex.flax.alone import Trace
+from fiddlex.flax.model import Functions, Keys, plain_functions
+from fiddlex.flax.operations import Place
+from fiddlex.flax.partition import choose
+from fiddlex.flax.parts import Part, Path, flat
+from fiddlex.flax.traced import shapes_of, weights_of
+from fiddlex.models.weights import Weights
+
+Tree = Any
+Rules = Mapping[str, str | None]  # from a logical axis to "tensor", or to None
+logger = logging.getLogger(__name__)
+
+
+def places_of(config: Config, parts: dict[str, Part], rules: Rules | None) -> list[Place]:
+    """What a tensor rank has of each weight of a layer: by the rules for its logical axes, or as a search finds it.
+
+    Raises:
+      ConfigError: when there are rules, and none for an axis, or a dimension does not have equal parts for all ranks.
+    """
+    block, shapes = plain_functions(parts)["block"], shapes_of(config, num_sequences=1)
+    weights, keys = weights_of(parts["layers"].init, config.model.dtype), shapes.keys if config.model.dropout else None
+    if rules is not None:
+        return [
+            _by_rules(path, leaf.shape, parts["layers"].axes.get(path, ()), rules, config.mesh.tensor)
+            for path, leaf in flat(weights)
+        ]
+
+    def step(weights: Weights, x: jax.Array, keys: Keys, dy: jax.Array) -> Tree:
+        y, vjp = jax.vjp(lambda weights, x: block(weights, x, keys), weights, x)
+        return y, *vjp(dy)
+
+    number = len(jax.tree.leaves(weights))
+    if config.mesh.tensor == 1:
+        return [None] * number
+    jaxpr = Trace.of(step, weights, shapes.activations, keys, shapes.activations).closed.jaxpr
+    # An element of the residual stream costs as much to exchange as to multiply with the weights of a square product.
+    return choose(jaxpr, number, config.mesh.tensor, exchange=2.0 * config.model.hidden_size)
+
+
+def _by_rules(path: Path, shape: Sequence[int], axes: Sequence[Any], rules: Rules, ranks: int) -> Place:
+    name = f"the parameter {'.'.join(path)} of block"
+    if unknown := [axis for axis in axes if axis is not None and axis not in rules]:
+        raise ConfigError(
+            f"{name} has the logical axis {unknown[0]!r}, which no rule of its family maps. Give family(…, rules=…) "
+            f"{{{unknown[0]!r}: 'tensor'}} for a dimension that tensor ranks share, or {{{unknown[0]!r}: None}}."
+        )
+    shared = [i for i, axis in enumerate(axes) if axis is not None and rules[axis] == "tensor"]
+    if not shared:
+        return None
+    if shape[shared[0]] % ranks:
+        raise ConfigError(
+            f"{name} is {list(shape)}, and mesh.tensor={ranks} does not divide the size of its logical axis "
+            f"{axes[shared[0]]!r}. Use another mesh.tensor, or map the axis to None (family(…, rules=…))."
+        )
+    return shared[0]
+
+
+def warn_of_whole(config: Config, functions: Functions) -> None:
+    """Says which kernels of a layer every tensor rank has whole."""
+    part = functions.parts["layers"]
+    leaves = list(flat(jax.eval_shape(part.init, jax.random.key(0))))
+    whole = {
+        ".".join(path): leaf.size
+        for (path, leaf), place in zip(leaves, functions.places, strict=True)
+        if place is None and leaf.ndim > 1
+    }
+    if config.mesh.tensor > 1 and whole:
+        share = sum(whole.values()) / sum(leaf.size for _, leaf in leaves)
+        logger.warning(
+            "model.family=%s with mesh.tensor=%d: each tensor rank has all of %s, %.0f%% of a layer's weights, and "
+            "computes what the other ranks compute with them. Logical axes and rules can say how to cut them "
+            "(docs/flax.md).",
+            config.model.family,
+            config.mesh.tensor,
+            ", ".join(whole),
+            100 * share,
+        )
