@@ -78,11 +78,4 @@ MUTATIONS = (
         new="return places",
         tests=(CHOSEN,),
     ),
-    Mutation(
-        "flax-gradients-of-embeddings-summed-over-pipe-alone",
-        "fiddlex/flax/traced.py",
-        old='parts["embedding"].init, partial=SHARING',
-        new='parts["embedding"].init, partial=("pipe",)',
-        tests=(f"{FLAX}[1x2x2-linen-zb_h1-v1-m4-none-lamb-sync]",),
-    ),
 )
