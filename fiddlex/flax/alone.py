@@ -105,6 +105,16 @@ class Trace(NamedTuple):
         flat = jax.make_jaxpr(lambda *leaves: _run(closed, leaves, frozenset()))(*jax.tree.leaves(args))
         return cls(flat, jax.tree.structure(made))
 
+    @property
+    def inputs(self) -> list[Any]:
+        """The variables of the arguments."""
+        return self.closed.jaxpr.invars
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The variables of the results: a result that is an argument has the argument's."""
+        return self.closed.jaxpr.outvars
+
 
 class _Inlined:
     """A function as its trace says; one trace serves arguments of the same types on a mesh.

@@ -16,6 +16,7 @@ from flax import linen, nnx
 
 from fiddlex.config import ModelConfig
 from fiddlex.errors import ConfigError
+from fiddlex.flax.alone import Trace
 from fiddlex.models.weights import Weights
 
 Tree = Any
@@ -57,7 +58,7 @@ def make_part(
         return made(config, rngs=nnx.Rngs(key)) if takes_rngs else made(config)
 
     if takes_rngs:
-        return _nnx(role, make)
+        return _nnx(role, make, given, embed)
     module = make(jax.random.key(0))
     if isinstance(module, linen.Module):
         return _linen(role, module, given, embed)
@@ -75,7 +76,7 @@ def _no_module(role: str, found: Any) -> ConfigError:
     )
 
 
-def _nnx(role: str, make: Callable[[jax.Array], Any]) -> Part:
+def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruct, embed: Part | None) -> Part:
     traced: list[Any] = []
 
     def split(key: jax.Array) -> tuple[Any, Any]:
@@ -120,7 +121,16 @@ def _nnx(role: str, make: Callable[[jax.Array], Any]) -> Part:
 
     specs = nnx.to_flat_state(nnx.get_partition_spec(params))
     axes = {_path(path): tuple(_value(spec)) for path, spec in specs if any(_value(spec))}
-    return Part(role, init, apply, bound, _takes(type(module).__call__, "embed"), axes)
+    part = Part(role, init, apply, bound, _takes(type(module).__call__, "embed"), axes)
+
+    def called(params: Any, rest: Any, x: jax.Array, of_embed: Weights) -> Any:
+        module = nnx.merge(graph, params, rest, copy=True)
+        module.eval()
+        module(x, **({"embed": embed.bound(of_embed)} if embed and part.takes_embed else {}), **modes(False))
+        return nnx.state(module, nnx.Not(nnx.Param))
+
+    _check_unwritten(role, called, params, rest, given, jax.eval_shape(embed.init, first) if embed else {})
+    return part
 
 
 def _linen(role: str, module: linen.Module, given: jax.ShapeDtypeStruct, embed: Part | None) -> Part:
@@ -172,10 +182,26 @@ def _check_rest(role: str, rest: Any, other: Any) -> None:
             )
 
 
+def _check_unwritten(role: str, called: Callable[..., Any], params: Any, rest: Any, *others: Any) -> None:
+    """Checks that a call leaves what a NNX module keeps besides parameters as it was: `called` returns it."""
+    found: list[Any] = []
+
+    def leaves(*args: Any) -> list[Any]:
+        found[:] = nnx.to_flat_state(called(*args))
+        return [_value(each) for _, each in found]
+
+    trace = Trace.of(leaves, params, rest, *others)
+    first = len(jax.tree.leaves(params))
+    kept = {_path(path): name for (path, _), name in zip(nnx.to_flat_state(rest), trace.inputs[first:], strict=False)}
+    for (path, each), name in zip(found, trace.outputs, strict=True):
+        if kept.get(_path(path)) is not name:
+            raise _changing(role, f"{'.'.join(_path(path))}, a nnx.{type(each).__name__}")
+
+
 def _changing(role: str, what: str) -> ConfigError:
     return ConfigError(
         f"{role} keeps {what}, which a call changes. A pipeline runs many microbatches at once and would lose the "
-        "change: use a module without such state, LayerNorm in place of BatchNorm."
+        "change: use a module without such state, LayerNorm in place of BatchNorm, and without nnx.Module.sow."
     )
 
 

@@ -178,7 +178,9 @@ def test_names_of_axes_say_what_tensor_ranks_share(
     with pytest.raises(ConfigError, match=r"of block has the logical axis 'embed', which no rule of its family maps"):
         named(mlp="tensor")
     config.model.ffn_size = 63
-    with pytest.raises(ConfigError, match=r"of block is \[\d+, \d+\], and mesh\.tensor=2 does not divide .* axis 'mlp'"):
+    with pytest.raises(
+        ConfigError, match=r"of block is \[\d+, \d+\], and mesh\.tensor=2 does not divide .* axis 'mlp'"
+    ):
         named(embed=None, mlp="tensor")
     with pytest.raises(ConfigError, match=r"maps 'mlp' to 'data'; it maps a logical axis to 'tensor', or to None"):
         named(mlp="data")
@@ -200,6 +202,30 @@ class Normalised(modules.Block):
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
         self.batch = nnx.BatchNorm(config.hidden_size, rngs=rngs)
+
+
+class Adding(modules.Block):
+    """Leaves a loss for whoever called it."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.balance = nnx.Intermediate(jnp.mean(x))
+        return super().__call__(x)
+
+
+class Remembering(modules.Block):
+    """Counts its calls, in a layer that the backward pass runs again."""
+
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def called(self: Any, x: jax.Array) -> jax.Array:
+            self.calls[...] += 1
+            return super().__call__(x)
+
+        computed: jax.Array = nnx.remat(called)(self, x)
+        return computed
 
 
 class Rounded(modules.Block):
@@ -257,6 +283,11 @@ class Failing(modules.Block):
     ("replaced", "message"),
     [
         ({"block": Normalised}, r"block keeps batch\.mean, a nnx.BatchStat, .*LayerNorm in place"),
+        (
+            {"block": Adding},
+            r"block keeps balance, a nnx\.Intermediate, which a call changes\. .*without nnx\.Module\.sow",
+        ),
+        ({"block": Remembering}, r"block keeps calls, a nnx\.Variable, which a call changes\. .*would lose the change"),
         ({"block": Counting}, r"block keeps the collection 'batch_stats', .*use a module without"),
         ({"block": Random}, r"block keeps offset, random numbers outside a nnx.Param\. .*make it a nnx.Param"),
         ({"block": Rounded}, r"block has last\.bias in bfloat16\. .*param_dtype=float32"),
