@@ -13,7 +13,7 @@ from tests.programs import call
 
 NOTEBOOKS = pathlib.Path(__file__).parent.parent / "experiments" / "notebooks"
 SOURCES = sorted(NOTEBOOKS.glob("*.py"))
-SLOW = {"from_huggingface_and_back", "schedules", "semantics", "train_gpt_tiny"}  # they run in a kernel only
+SLOW = {"flax_module", "from_huggingface_and_back", "schedules", "semantics", "train_gpt_tiny"}  # run in a kernel only
 # Run in the kernel first. `python -W` will not do: its module is a whole name, and "fiddlex" is not "fiddlex.config".
 STRICT = r"import warnings; warnings.filterwarnings('error', module=r'fiddlex\b|__main__$')"
 
