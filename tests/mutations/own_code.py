@@ -65,12 +65,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a-file-that-registers-a-schedule-alone-refused",
-        "fiddlex/terminal/command_line.py",
-        old="if before == (FAMILIES, schedules):",
-        new="if before[0] == FAMILIES:",
-        tests=(
-            "tests/test_own_schedules.py::test_what_a_config_file_registers_is_found_again_where_that_file_is_named",
-        ),
+        "fiddlex/config/user_code/registries.py",
+        old="return {(field, name): each[name] for field, each in REGISTRIES.items() for name in each.origins}",
+        new="return {(name, name): value for name, value in REGISTRIES['model.family'].items()}",
+        tests=("tests/test_own_schedules.py::test_what_a_config_file_registers_is_found_again",),
     ),
     Mutation(
         "an-exchange-for-a-product-that-is-not-divided",
@@ -82,14 +80,14 @@ MUTATIONS = (
     Mutation(
         "a-family-of-fiddlex-replaced",
         "fiddlex/config/families.py",
-        old="if name in BUILT_IN and FAMILIES[name] is not BUILT_IN[name]:",
+        old="if name in FAMILIES.built_in and name in FAMILIES.origins:",
         new="if False:",
         tests=("tests/models/test_checks.py::test_a_family_of_fiddlex_is_not_replaced",),
     ),
     Mutation(
         "a-schedule-of-fiddlex-replaced",
         "fiddlex/schedules/generators.py",
-        old="if name in BUILT_IN and GENERATORS.get(name) is not BUILT_IN[name]:",
+        old="if name in GENERATORS.built_in and name in GENERATORS.origins:",
         new="if False:",
         tests=("tests/schedules/test_generators.py::test_a_schedule_of_fiddlex_is_not_replaced",),
     ),
