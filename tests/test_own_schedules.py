@@ -252,6 +252,11 @@ def test_what_a_config_file_registers_is_found_again(folder, monkeypatch):
     sizes = ("--pipe=2", "--microbatches=4")
     drawn = programs.call("schedule", "--config=own.py", "--name=own_order", *sizes, cwd=folder).stdout
     assert drawn.startswith("eager: pipe=2, chunks=1, microbatches=4\n")
+    drawn = programs.call("schedule", "--workdir=run", cwd=folder).stdout
+    assert drawn.startswith("eager: pipe=2, chunks=1, microbatches=4\n")
+    again = ("--workdir=run", "--compare=own_order,1f1b", "--microbatches=6", "--format=json")
+    compared = json.loads(programs.call("schedule", *again, cwd=folder).stdout)["schedules"]
+    assert [(row["name"], row["microbatches"]) for row in compared] == [("own_order", 6), ("1f1b", 6)]
     rows = programs.call("bubbles", "--config=own.py", "--schedule=own_order", *sizes, cwd=folder).stdout
     assert rows.splitlines()[2].startswith("| own_order | 2 | 1 | 4 |")
     # A file that registers a schedule alone is taken by what reads a workdir too, such as one of another mesh.

@@ -266,14 +266,14 @@ def _counts(folder: Path, data: bytes) -> None:
 
 
 ENTRY = {"name": "mine", "module": "no.such", "config": "/no.py", "files": ["/no.py"], "digest": "0" * 64}
-RECORD = {"model.family": ENTRY | {"module": ""}, "pipeline.schedule": ENTRY}
+RECORD = {"model.family": ENTRY | {"name": "other"}, "pipeline.schedule": ENTRY | {"module": ""}}
 TEXTS = _json({"text": "one\ntwo"}, {"text": "caf\u00e9 \ud83d\ude00", "n": 1})
 READERS = (
     Reader("metrics", lambda: [_json(*RECORDS)], _metrics, is_json=True, may_be_cut=True),
     Reader("goodput", lambda: [_json(*INTERVALS)], _goodput, is_json=True, may_be_cut=True),
     Reader("best", lambda: [_json({"step": 5, "eval_loss": 2.5})], _best, is_json=True, may_be_cut=True),
     Reader("workdir_config", lambda: [Config().to_json().encode()], _config, is_json=True),
-    Reader("registered", lambda: [_json(RECORD)], _registered, is_json=True),
+    Reader("registered", lambda: [_json(RECORD)], _registered, is_json=True, may_be_cut=True),
     Reader("wandb", lambda: [_json({"project": "p", "id": "a1b2c3d4"})], _wandb, is_json=True, may_be_cut=True),
     Reader("schedule_csv", _csvs, _csv, may_be_cut=True),
     Reader("profile", lambda: [_json(dataclasses.asdict(PROFILE))], _profile, is_json=True),
