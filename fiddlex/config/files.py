@@ -66,21 +66,21 @@ def load_config(spec: str) -> Config:
     named, colon, argument = spec.partition(":")
     path = _find(named)
     with running(f"{os.path.abspath(path)}{colon}{argument}"):
-        return _loaded(path, named, argument if colon else None)
+        return _loaded(path, named, argument, is_given=bool(colon))
 
 
-def _loaded(path: str, named: str, argument: str | None) -> Config:
-    """What `get_config` of a file returns for an argument; None: it gets none."""
+def _loaded(path: str, named: str, argument: str, *, is_given: bool) -> Config:
+    """What `get_config` of a file returns, with the argument if one is given."""
     with errors_of(path):
         contents = run_file(path)
-        is_taken = (argument or "") in contents.get(_ARGUMENTS, (argument or "",))
+        is_taken = argument in contents.get(_ARGUMENTS, (argument,))
     get_config = contents.get("get_config")
     if not callable(get_config):
         raise ConfigError(f"{path} has no function get_config(); --config needs one that returns a Config.")
     if not is_taken:
-        raise ConfigError(_wrong_argument(named, argument or "", contents[_ARGUMENTS]))
+        raise ConfigError(_wrong_argument(named, argument, contents[_ARGUMENTS]))
     with errors_of(path):
-        config = get_config() if argument is None else get_config(argument)
+        config = get_config(argument) if is_given else get_config()
         if type(config) is Config:  # validates the types again, whatever the file did to the sections
             return from_mapping(Config, dataclasses.asdict(config), "config.")
     only = " itself, not of a subclass" if isinstance(config, Config) else ""
