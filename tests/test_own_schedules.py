@@ -273,7 +273,7 @@ def test_a_run_goes_on_and_another_starts_from_it_under_configs_that_register_no
     names = ("--config.model.family=own", "--config.pipeline.schedule=own_order", "--config.train.num_steps=2")
     log = programs.call("train", *SMALL, *SHORT[1:], *names, "--workdir=run", cwd=folder).stderr
     assert "Resuming from step 1" in log
-    starts = ("--config.train.init_from=run", "--workdir=tuned")
+    starts = ("--config.model.family=own", "--config.train.init_from=run", "--workdir=tuned")
     assert "starts from these weights" in programs.call("train", *SMALL, *SHORT, *starts, cwd=folder).stderr
 
 

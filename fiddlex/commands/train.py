@@ -11,6 +11,7 @@ no longer be written.
 import functools
 import json
 import logging
+import os
 import pathlib
 import sys
 import time
@@ -44,7 +45,8 @@ _join = define_processes()
 def main(argv: list[str]) -> None:
     """Trains; prints the sample, or the outcome as JSON."""
     workdir = pathlib.Path(_WORKDIR.value)
-    find(_CONFIG.value, workdir)
+    for folder in filter(None, (_WORKDIR.value, _CONFIG.value.train.init_from)):
+        find(_CONFIG.value, pathlib.Path(os.path.expanduser(folder)))
     wanted = _join(sizes=functools.partial(elastic.sizes, _CONFIG.value) if _ELASTIC.value else None)
     given = config_flags.get_override_values(flags.FLAGS["config"])
     if (problem := long_warmup(_CONFIG.value)) and "optimizer.warmup_steps" in given:  # else the log tells it
