@@ -228,28 +228,53 @@ def get_config():
 """
 
 
-def test_what_a_config_file_registers_is_found_again_where_that_file_is_named(folder):
+SHORT = (
+    "--config.train.num_steps=1",
+    "--config.data.global_batch_size=4",
+    "--config.data.eval_batches=1",
+    "--config.train.sample_tokens=0",
+)
+
+
+def test_what_a_config_file_registers_is_found_again(folder, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     (folder / "own.py").write_text(REGISTERING)
-    own = ("--config=own.py", *SMALL[1:], "--config.train.num_steps=1", "--config.data.global_batch_size=4")
-    own += ("--config.data.eval_batches=1", "--config.train.sample_tokens=0")
-    log = programs.call("train", *own, "--workdir=run", cwd=folder).stderr
-    assert "evaluate.py --workdir=run --config=own.py\n" in log
-    done = programs.call("evaluate", "--workdir=run", cwd=folder, status=2)
-    assert "model.family='own': there is no such family." in done.stderr
-    assert "if a config file does so, name it with --config=FILE.py" in done.stderr
-    done = programs.call("evaluate", "--workdir=run", "--config=own.py", cwd=folder)
+    log = programs.call("train", "--config=own.py", *SMALL[1:], *SHORT, "--workdir=run", cwd=folder).stderr
+    assert "evaluate.py --workdir=run\n" in log
+    one = ("--config.mesh.pipe=1", "--config.pipeline.num_microbatches=2")  # which the table of the workdir is not for
+    done = programs.call("evaluate", "--workdir=run", *one, cwd=folder)
     assert json.loads(done.stdout.splitlines()[-1])["step"] == 1
-    flags = ("--workdir=run", "--config=own.py", "--prompt=def ", "--num_tokens=2")
+    flags = ("--workdir=run", "--prompt=def ", "--num_tokens=2")
     assert programs.call("generate", *flags, cwd=folder).stdout.startswith("def ")
+    done = programs.call("convert", "--source=run", "--target=hf:given", cwd=folder, status=1)
+    assert "--source=run: model.family=own with model.objective=lm, qk_norm=False" in done.stderr
+    assert "no architecture of transformers is known that computes it." in done.stderr
     sizes = ("--pipe=2", "--microbatches=4")
     drawn = programs.call("schedule", "--config=own.py", "--name=own_order", *sizes, cwd=folder).stdout
     assert drawn.startswith("eager: pipe=2, chunks=1, microbatches=4\n")
+    drawn = programs.call("schedule", "--workdir=run", cwd=folder).stdout
+    assert drawn.startswith("eager: pipe=2, chunks=1, microbatches=4\n")
+    again = ("--workdir=run", "--compare=own_order,1f1b", "--microbatches=6", "--format=json")
+    compared = json.loads(programs.call("schedule", *again, cwd=folder).stdout)["schedules"]
+    assert [(row["name"], row["microbatches"]) for row in compared] == [("own_order", 6), ("1f1b", 6)]
     rows = programs.call("bubbles", "--config=own.py", "--schedule=own_order", *sizes, cwd=folder).stdout
     assert rows.splitlines()[2].startswith("| own_order | 2 | 1 | 4 |")
     # A file that registers a schedule alone is taken by what reads a workdir too, such as one of another mesh.
     (folder / "order.py").write_text(REGISTERING.replace('FAMILIES["own"] =', "assert").replace('"own", ', '"gpt", '))
     done = programs.call("evaluate", "--workdir=no_run", "--config=order.py", cwd=folder, status=1)
     assert "no_run/config.json does not exist: --workdir=no_run is not the directory of a training run" in done.stderr
+
+
+@pytest.mark.long
+def test_a_run_goes_on_and_another_starts_from_it_under_configs_that_register_nothing(folder, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    (folder / "own.py").write_text(REGISTERING)
+    programs.call("train", "--config=own.py", *SMALL[1:], *SHORT, "--workdir=run", cwd=folder)
+    names = ("--config.model.family=own", "--config.pipeline.schedule=own_order", "--config.train.num_steps=2")
+    log = programs.call("train", *SMALL, *SHORT[1:], *names, "--workdir=run", cwd=folder).stderr
+    assert "Resuming from step 1" in log
+    starts = ("--config.model.family=own", "--config.train.init_from=run", "--workdir=tuned")
+    assert "starts from these weights" in programs.call("train", *SMALL, *SHORT, *starts, cwd=folder).stderr
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,11 @@ from fiddlex.cluster import processes
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.errors import ConfigError
 from fiddlex.interop.folder import PREFIX, folder_of
-from fiddlex.schedules.generators import GENERATORS
 from fiddlex.terminal.command_line import apply_overrides, define_overrides, define_path
 
 logger = logging.getLogger("fiddlex.convert")
 
-define_overrides(GENERATORS)
+define_overrides()
 _SOURCE = define_path("source", None, "hf:DIR, a folder of transformers, or a workdir", required=True)
 _TARGET = define_path("target", None, "workdir or hf:DIR to make", required=True)
 _DTYPE = flags.DEFINE_enum(

@@ -17,13 +17,12 @@ from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.files.whole_files import write_output
-from fiddlex.schedules.generators import GENERATORS
 from fiddlex.terminal.command_line import apply_overrides, define_overrides, define_path, define_workdir
 from fiddlex.terminal.output_format import check_output
 from fiddlex.terminal.progress import phase
 from fiddlex.terminal.readable import counted
 
-define_overrides(GENERATORS)
+define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
 _OUTPUT = define_path("output", "", "file for a JSON line about each held-out line of a task or continuation")
 _FORCE = flags.DEFINE_bool(

@@ -19,7 +19,6 @@ from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.errors import ConfigError
-from fiddlex.schedules.generators import GENERATORS
 from fiddlex.terminal.command_line import apply_overrides, define_overrides, define_path, define_workdir
 from fiddlex.terminal.progress import phase
 from fiddlex.terminal.readable import counted, readable_time
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 STRAY_ARGUMENT = "prompt"
 
-define_overrides(GENERATORS)
+define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
 _PROMPT = flags.DEFINE_multi_string(
     "prompt", [], "text to continue; may be given several times; empty or left out: the start of a document"

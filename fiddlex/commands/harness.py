@@ -18,11 +18,10 @@ from absl import flags
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.errors import ConfigError
 from fiddlex.files.whole_files import write_output
-from fiddlex.schedules.generators import GENERATORS
 from fiddlex.terminal.command_line import apply_overrides, define_overrides, define_path, define_workdir
 from fiddlex.terminal.output_format import check_output
 
-define_overrides(GENERATORS)
+define_overrides()
 _WORKDIR = define_workdir("directory of a training run, or made by convert.py")
 _TASKS = flags.DEFINE_list("tasks", None, "names of tasks, separated by commas", required=True)
 _INCLUDE_PATH = define_path("include_path", None, "folder of task files in addition to the harness' own")

@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import config_flags
 
-from fiddlex.config import Config, families, rules
+from fiddlex.config import Config, rules
+from fiddlex.config.user_code.registries import added
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.files.whole_files import write_output, write_whole
 from fiddlex.hardware.compilers import missing_compiler
@@ -37,8 +38,7 @@ from fiddlex.planner.no_plan import too_little, why_none
 from fiddlex.planner.plans import Plan
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, further_text, layout_text
 from fiddlex.planner.search import Found, search, search_further
-from fiddlex.schedules import generators
-from fiddlex.schedules.generators import GENERATORS, require_schedule
+from fiddlex.schedules.generators import require_schedule
 from fiddlex.synthesis.search import NAME as AUTO
 from fiddlex.terminal.command_line import define_config, define_path
 from fiddlex.terminal.progress import phase
@@ -353,8 +353,8 @@ def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:
 
 def _registering(config: Config) -> str:
     """The config file of the command line if that registers the family or the schedule of `config`; else empty."""
-    registered = set(GENERATORS).difference(generators.BUILT_IN)
-    if config.model.family in families.BUILT_IN and config.pipeline.schedule not in registered:
+    used = {("model.family", config.model.family), ("pipeline.schedule", config.pipeline.schedule)}
+    if used.isdisjoint(added()):
         return ""
     file, colon, argument = str(config_flags.get_config_filename(flags.FLAGS["config"])).partition(":")
     return f"{os.path.abspath(file)}{colon}{argument}"

@@ -5,6 +5,7 @@
     fiddlex schedule --name=1f1b --pipe=4 --microbatches=8 --semantics=2bw
     fiddlex schedule --name=file:/tmp/mine.csv --costs=hop=0.1 --output=/tmp/mine.svg
     fiddlex schedule --name=/tmp/mine.py:mine --pipe=4 --microbatches=8
+    fiddlex schedule --workdir=/tmp/gpt_tiny
     fiddlex schedule --compare=1f1b,zb_h1,zb_v --pipe=4 --microbatches=8 [--output=/tmp/three.pdf]
 
 Two clocks give the cost. In the free-running clock, which papers use, each rank starts an action as soon as it can. In
@@ -58,17 +59,17 @@ from fiddlex.synthesis.search import NAME as AUTO
 from fiddlex.synthesis.search import Found
 from fiddlex.terminal.command_line import define_path, define_registering
 from fiddlex.terminal.output_format import check_output, output_format
+from fiddlex.tools.run_schedule import define_run, take_run
 
 logger = logging.getLogger("fiddlex.schedule")
-
 STRAY_ARGUMENT = "name"
 
 define_registering(GENERATORS)
+define_run()
 _NAME = flags.DEFINE_string(
     "name",
     None,
-    f"{', '.join(GENERATORS)}; file:PATH.csv, a table; PATH.py:FUNCTION, a function of your own; or auto: the best one "
-    "found",
+    f"{', '.join(GENERATORS)}; file:PATH.csv, a table; PATH.py:FUNCTION, your own function; or auto: the best found",
 )
 _COMPARE = flags.DEFINE_list(
     "compare",
@@ -110,9 +111,7 @@ _WEIGHTS_MEMORY = flags.DEFINE_enum(
     "host: the layers' weights and gradients wait in host memory; tells in which ticks those of each stage come (↓) "
     "and go (↑)",
 )
-_LAYERS_PER_CHUNK = flags.DEFINE_integer(
-    "layers_per_chunk", 1, "layers of a stage, for --weights_memory=host", lower_bound=1
-)
+_LAYERS_PER_CHUNK = flags.DEFINE_integer("layers_per_chunk", 1, "of a stage, for --weights_memory=host", lower_bound=1)
 _CLOCK = flags.DEFINE_enum(
     "clock",
     "both",
@@ -134,6 +133,7 @@ _OUTPUT = define_path("output", None, "file to write; by default standard output
 
 def main(argv: list[str]) -> None:
     """Prints or writes the schedule in the format asked for."""
+    take_run()
     output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
     form = output_format(_FORMAT.value, output, _ENDINGS, default="text")
     if form in _PICTURES and not output:
@@ -154,7 +154,7 @@ def main(argv: list[str]) -> None:
         _show(functools.partial(make, _NAME.value), costs, form, output)
     else:
         raise ConfigError(
-            f"--name is required: {', '.join([*GENERATORS, *FORMS])} or auto; or --compare, with several."
+            f"--name is required: {', '.join([*GENERATORS, *FORMS])} or auto; or --workdir; or --compare, with several."
         )
     if output:
         logger.info("%s is written.", output)
@@ -374,8 +374,7 @@ def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int =
     """The windows of sync and the semantics asked for, over at least `num_steps` steps; none without --semantics."""
     names = dict.fromkeys(["sync", _SEMANTICS.value]) if _SEMANTICS.value else {}
     size = schedule.num_microbatches
-    is_table = source_of(_NAME.value or "").kind is Kind.TABLE
-    longer = None if is_table else lambda number: make(num_microbatches=number)
+    longer = None if source_of(_NAME.value or "").kind is Kind.TABLE else lambda number: make(num_microbatches=number)
     return {
         name: unroll(
             schedule,

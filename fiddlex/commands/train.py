@@ -11,6 +11,7 @@ no longer be written.
 import functools
 import json
 import logging
+import os
 import pathlib
 import sys
 import time
@@ -26,6 +27,7 @@ from fiddlex.terminal import library_log
 from fiddlex.terminal.command_line import define_config, define_workdir
 from fiddlex.terminal.progress import phase
 from fiddlex.terminal.readable import counted
+from fiddlex.train.run.registered import find
 
 logger = logging.getLogger("fiddlex.train")
 
@@ -42,6 +44,9 @@ _join = define_processes()
 
 def main(argv: list[str]) -> None:
     """Trains; prints the sample, or the outcome as JSON."""
+    workdir = pathlib.Path(_WORKDIR.value)
+    for folder in filter(None, (_WORKDIR.value, _CONFIG.value.train.init_from)):
+        find(_CONFIG.value, pathlib.Path(os.path.expanduser(folder)))
     wanted = _join(sizes=functools.partial(elastic.sizes, _CONFIG.value) if _ELASTIC.value else None)
     given = config_flags.get_override_values(flags.FLAGS["config"])
     if (problem := long_warmup(_CONFIG.value)) and "optimizer.warmup_steps" in given:  # else the log tells it
@@ -55,7 +60,6 @@ def main(argv: list[str]) -> None:
         from fiddlex.train.loop import SAMPLING, train
         from fiddlex.train.run.records.next_commands import next_commands
 
-    workdir = pathlib.Path(_WORKDIR.value)
     outcome = train(config, workdir, start_s=_START_S, given=_CONFIG.value, force=_FORCE.value)
     try:
         if outcome.sample and processes.is_first():
@@ -64,8 +68,7 @@ def main(argv: list[str]) -> None:
             )
             print(outcome.sample, flush=True)
         if _FORMAT.value == "text" and not outcome.stopped_by:
-            file = config_flags.get_config_filename(flags.FLAGS["config"])
-            for line in next_commands(config, pathlib.Path(_WORKDIR.value), program=sys.argv[0], file=file):
+            for line in next_commands(config, workdir, program=sys.argv[0]):
                 logger.info("%s", line)
         if text := library_log.told():
             logger.info("%s", text)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fiddlex.config import rules
+from fiddlex.config.user_code.registries import Registry
 from fiddlex.errors import ConfigError
 
 # Fields of `config.model` that only some families read; the others refuse values other than the default.
@@ -52,34 +53,35 @@ class Family:
             )
 
 
-FAMILIES: dict[str, Family] = {
-    "gpt": Family(
-        ("lm",),
-        "fiddlex.models.descriptions:gpt",
-        "fiddlex.models.gpt:GPT",
-        fields=("gelu", "tied_embeddings"),
-        sequence_parallel=True,
-        dropout=True,
-    ),
-    "bert": Family(
-        ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice"),
-        "fiddlex.models.descriptions:bert",
-        "fiddlex.models.bert:BERT",
-        fields=("post_norm", "gelu"),
-        sequence_parallel=True,
-        dropout=True,
-    ),
-    "llama": Family(
-        ("lm",),
-        "fiddlex.models.descriptions:llama",
-        "fiddlex.models.llama:Llama",
-        fields=("tied_embeddings", *HEAD_FIELDS, *ROTARY_FIELDS),
-        sequence_parallel=True,
-        dropout=True,
-    ),
-}
-
-BUILT_IN = dict(FAMILIES)  # as every process has them, whatever it registers besides
+FAMILIES: Registry[Family] = Registry(
+    "model.family",
+    {
+        "gpt": Family(
+            ("lm",),
+            "fiddlex.models.descriptions:gpt",
+            "fiddlex.models.gpt:GPT",
+            fields=("gelu", "tied_embeddings"),
+            sequence_parallel=True,
+            dropout=True,
+        ),
+        "bert": Family(
+            ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice"),
+            "fiddlex.models.descriptions:bert",
+            "fiddlex.models.bert:BERT",
+            fields=("post_norm", "gelu"),
+            sequence_parallel=True,
+            dropout=True,
+        ),
+        "llama": Family(
+            ("lm",),
+            "fiddlex.models.descriptions:llama",
+            "fiddlex.models.llama:Llama",
+            fields=("tied_embeddings", *HEAD_FIELDS, *ROTARY_FIELDS),
+            sequence_parallel=True,
+            dropout=True,
+        ),
+    },
+)
 
 
 def family(name: str) -> Family:
@@ -92,7 +94,7 @@ def family(name: str) -> Family:
         )
     if not isinstance(FAMILIES[name], Family):
         raise ConfigError(f"fiddlex.config.families.FAMILIES[{name!r}] is {FAMILIES[name]!r}; it must be a Family.")
-    if name in BUILT_IN and FAMILIES[name] is not BUILT_IN[name]:  # a workdir tells the family's name alone
+    if name in FAMILIES.built_in and name in FAMILIES.origins:  # a workdir tells the family's name alone
         raise ConfigError(
             f"fiddlex.config.families.FAMILIES[{name!r}] is another than fiddlex's own. Programs that read the workdir "
             "would compute its model by fiddlex's: register yours under another name."

@@ -19,6 +19,7 @@ import fiddlex
 from fiddlex.config import Config, rules
 from fiddlex.config.records import from_mapping
 from fiddlex.config.user_code.python_files import errors_of, run_file, similar_file
+from fiddlex.config.user_code.registries import running
 from fiddlex.errors import ConfigError
 
 _ARGUMENTS = "ARGUMENTS"
@@ -64,6 +65,12 @@ def load_config(spec: str) -> Config:
     rules.local_path("--config", spec)
     named, colon, argument = spec.partition(":")
     path = _find(named)
+    with running(f"{os.path.abspath(path)}{colon}{argument}"):
+        return _loaded(path, named, argument, is_given=bool(colon))
+
+
+def _loaded(path: str, named: str, argument: str, *, is_given: bool) -> Config:
+    """What `get_config` of a file returns, with the argument if one is given."""
     with errors_of(path):
         contents = run_file(path)
         is_taken = argument in contents.get(_ARGUMENTS, (argument,))
@@ -73,7 +80,7 @@ def load_config(spec: str) -> Config:
     if not is_taken:
         raise ConfigError(_wrong_argument(named, argument, contents[_ARGUMENTS]))
     with errors_of(path):
-        config = get_config(argument) if colon else get_config()
+        config = get_config(argument) if is_given else get_config()
         if type(config) is Config:  # validates the types again, whatever the file did to the sections
             return from_mapping(Config, dataclasses.asdict(config), "config.")
     only = " itself, not of a subclass" if isinstance(config, Config) else ""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fiddlex.config import Config
-from fiddlex.config.families import BUILT_IN, family
+from fiddlex.config.families import FAMILIES, family
 from fiddlex.config.user_code.python_files import errors_of
 from fiddlex.errors import ConfigError
 from fiddlex.models.checks import check
@@ -67,7 +67,7 @@ def errors_of_family(name: str, made: Callable[..., Any]) -> contextlib.Abstract
     members = vars(made).values() if isinstance(made, type) else ()
     codes = (getattr(each, "__code__", None) for each in (made, *members))
     path = next((code.co_filename for code in codes if code), None)
-    return errors_of(path) if path and name not in BUILT_IN else contextlib.nullcontext()
+    return errors_of(path) if path and name not in FAMILIES.built_in else contextlib.nullcontext()
 
 
 def _made(function: Callable[[Config], Any], config: Config) -> Any:

@@ -36,6 +36,7 @@ import pathlib
 from collections.abc import Sequence
 
 from fiddlex.config.rules import nearest
+from fiddlex.config.user_code.registries import Registry
 from fiddlex.config.values.schedule_source import FORMS, hint, source_of
 from fiddlex.config.values.schedule_source import Kind as From
 from fiddlex.errors import ScheduleError
@@ -142,21 +143,21 @@ def _one_stage_a_rank(name: str, pipe: int, chunks: int, num_microbatches: int, 
 
 MOST_ACTIONS = 2**24  # such a schedule takes some gigabytes, and a minute or more to lower
 
-GENERATORS: dict[str, Generator] = {
-    "gpipe": gpipe,
-    "1f1b": one_forward_one_backward,
-    "interleaved_1f1b": interleaved_1f1b,
-    "breadth_first": breadth_first,
-    "zb_h1": zb_h1,
-    "zb_h2": zb_h2,
-    "zb_v": zb_v,
-    "v_half": v_half,
-    "v_min": v_min,
-    "dual_pipe_v": dual_pipe_v,
-}
-
-
-BUILT_IN = dict(GENERATORS)  # as every process has them, whatever it registers besides
+GENERATORS: Registry[Generator] = Registry(
+    "pipeline.schedule",
+    {
+        "gpipe": gpipe,
+        "1f1b": one_forward_one_backward,
+        "interleaved_1f1b": interleaved_1f1b,
+        "breadth_first": breadth_first,
+        "zb_h1": zb_h1,
+        "zb_h2": zb_h2,
+        "zb_v": zb_v,
+        "v_half": v_half,
+        "v_min": v_min,
+        "dual_pipe_v": dual_pipe_v,
+    },
+)
 
 
 def make_schedule(
@@ -201,7 +202,7 @@ def make_schedule(
                 f"schedule {name} with {given} has {number:,} actions or more; it can have {MOST_ACTIONS:,}. Use fewer "
                 "ranks, chunks or microbatches."
             )
-        registered = source.kind is From.NAME and name not in BUILT_IN
+        registered = source.kind is From.NAME and name not in GENERATORS.built_in
         schedule = made_registered(generator, name, sizes) if registered else generator(**sizes)
     own = schedule.strict or source.is_own
     schedule = validate(dataclasses.replace(schedule, strict=own if order == "auto" else order == "strict"))
@@ -216,7 +217,7 @@ def generator_of(name: str) -> Generator:
         return load_function(source.path, source.function)
     if source.kind is From.TABLE:
         return _generator_of_table(source.path, name)
-    if name in BUILT_IN and GENERATORS.get(name) is not BUILT_IN[name]:  # a workdir tells the schedule's name alone
+    if name in GENERATORS.built_in and name in GENERATORS.origins:  # a workdir tells the schedule's name alone
         raise ScheduleError(
             f"fiddlex.schedules.generators.GENERATORS[{name!r}] is another than fiddlex's own. Programs that read the "
             "workdir would run fiddlex's: register yours under another name."

@@ -18,10 +18,10 @@ from absl import app, command_name, flags
 from ml_collections import config_flags
 
 from fiddlex.config import Config, rules
-from fiddlex.config.families import FAMILIES
 from fiddlex.config.files import load_config
 from fiddlex.config.overrides import overridden
 from fiddlex.config.unused import reset_unused, unused
+from fiddlex.config.user_code.registries import added
 from fiddlex.config.values.every import Every
 from fiddlex.errors import ConfigError, DataError, FiddlexError, ScheduleError, Stopped
 from fiddlex.terminal import interrupts, library_log, progress
@@ -45,8 +45,8 @@ _LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, Permission
 
 
 _OF_WORKDIR = (
-    "the run's config file, where that registers the model's family or the schedule; --config.section.field=value "
-    "overrides the config of the workdir"
+    "the run's config file, where that registers the model's family or the schedule and was moved or changed; "
+    "--config.section.field=value overrides the config of the workdir"
 )
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
@@ -104,17 +104,17 @@ def define_config(*, required: bool = True) -> flags.FlagHolder[Config]:
     return holder
 
 
-def define_overrides(schedules: Mapping[str, Any]) -> None:
+def define_overrides() -> None:
     """Defines `--config.section.field=value`; for programs that read a workdir's config (`apply_overrides`).
 
-    `--config=file.py` is run for the model families and the `schedules` that it registers, and gives no values. A
-    workdir does not say which file that is, since somebody else may have written it.
+    `--config=file.py` is run for the model families and the schedules that it registers, and gives no values. It goes
+    before the file that the workdir names (`fiddlex.train.run.registered`).
     """
 
     def registered(spec: str) -> Config:
-        before = dict(FAMILIES), dict(schedules)
+        before = added()
         load_config(spec)
-        if before == (FAMILIES, schedules):
+        if before == added():
             _refuse_file("takes its config from the workdir, and the file registers no family and no schedule", spec)
         return Config()
 

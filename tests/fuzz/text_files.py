@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from fiddlex.config import Config, DataConfig, ModelConfig
+from fiddlex.config.user_code.registries import added
 from fiddlex.data.continuations import read_continuations
 from fiddlex.data.labelled_texts import read_classification, read_multiple_choice
 from fiddlex.data.preparation.encoding import part_path, read_counts
@@ -33,6 +34,7 @@ from fiddlex.train.run.best import read_best
 from fiddlex.train.run.records.goodput import Goodput
 from fiddlex.train.run.records.metrics import MetricsWriter
 from fiddlex.train.run.records.wandb_run import read_id
+from fiddlex.train.run.registered import find
 from fiddlex.train.run.workdir import read_config
 from fiddlex.train.step.stopwatch import Stopwatch
 from tests.fuzz.reader import Reader
@@ -128,6 +130,17 @@ def _config(folder: Path, data: bytes) -> None:
     config = read_config(folder)
     assert Config.from_json(config.to_json()) == config or "NaN" in config.to_json()
     config.validate()
+
+
+def _registered(folder: Path, data: bytes) -> None:
+    """Whatever it says, nothing is registered by it."""
+    config = Config()
+    config.model.family = config.pipeline.schedule = "mine"
+    (folder / "registered.json").write_bytes(data)
+    try:
+        find(config, folder)
+    finally:
+        assert not added()
 
 
 def _wandb(folder: Path, data: bytes) -> None:
@@ -252,12 +265,15 @@ def _counts(folder: Path, data: bytes) -> None:
     assert min(dataclasses.astuple(counts)) >= 0
 
 
+ENTRY = {"name": "mine", "module": "no.such", "config": "/no.py", "files": ["/no.py"], "digest": "0" * 64}
+RECORD = {"model.family": ENTRY | {"name": "other"}, "pipeline.schedule": ENTRY | {"module": ""}}
 TEXTS = _json({"text": "one\ntwo"}, {"text": "caf\u00e9 \ud83d\ude00", "n": 1})
 READERS = (
     Reader("metrics", lambda: [_json(*RECORDS)], _metrics, is_json=True, may_be_cut=True),
     Reader("goodput", lambda: [_json(*INTERVALS)], _goodput, is_json=True, may_be_cut=True),
     Reader("best", lambda: [_json({"step": 5, "eval_loss": 2.5})], _best, is_json=True, may_be_cut=True),
     Reader("workdir_config", lambda: [Config().to_json().encode()], _config, is_json=True),
+    Reader("registered", lambda: [_json(RECORD)], _registered, is_json=True, may_be_cut=True),
     Reader("wandb", lambda: [_json({"project": "p", "id": "a1b2c3d4"})], _wandb, is_json=True, may_be_cut=True),
     Reader("schedule_csv", _csvs, _csv, may_be_cut=True),
     Reader("profile", lambda: [_json(dataclasses.asdict(PROFILE))], _profile, is_json=True),

@@ -3,6 +3,7 @@
 from tests.mutations.mutation import Mutation
 
 FAMILY = "tests/models/test_new_family.py::test_what_its_layers_do_not_say_that_they_do_is_refused_and_not_planned"
+TEST_REGISTERED = "tests/train/run/test_registered.py"
 TEST_RULES = "tests/train/test_own_rules.py"
 MISTAKES = f"{TEST_RULES}::test_mistakes_in_a_rule_are_told"
 
@@ -65,12 +66,38 @@ MUTATIONS = (
     ),
     Mutation(
         "a-file-that-registers-a-schedule-alone-refused",
-        "fiddlex/terminal/command_line.py",
-        old="if before == (FAMILIES, schedules):",
-        new="if before[0] == FAMILIES:",
-        tests=(
-            "tests/test_own_schedules.py::test_what_a_config_file_registers_is_found_again_where_that_file_is_named",
-        ),
+        "fiddlex/config/user_code/registries.py",
+        old="return {(field, name): each[name] for field, each in REGISTRIES.items() for name in each.origins}",
+        new="return {(name, name): value for name, value in REGISTRIES['model.family'].items()}",
+        tests=("tests/test_own_schedules.py::test_what_a_config_file_registers_is_found_again",),
+    ),
+    Mutation(
+        "a-config-file-that-nobody-has-trained-with-is-run",
+        "fiddlex/train/run/registered.py",
+        old="    if not _is_noted(origin):",
+        new="    if False:",
+        tests=(f"{TEST_REGISTERED}::test_a_file_that_is_not_the_runs_own_is_not_run_until_it_is_named",),
+    ),
+    Mutation(
+        "a-config-file-that-has-changed-is-run",
+        "fiddlex/train/run/registered.py",
+        old="    if digest != origin.digest:",
+        new="    if False:",
+        tests=(f"{TEST_REGISTERED}::test_a_file_that_is_not_the_runs_own_is_not_run_until_it_is_named",),
+    ),
+    Mutation(
+        "a-workdir-names-any-module",
+        "fiddlex/train/run/registered.py",
+        old="    if top not in importlib.metadata.packages_distributions():",
+        new="    if False:",
+        tests=(f"{TEST_REGISTERED}::test_what_somebody_else_writes_into_a_record_is_not_run",),
+    ),
+    Mutation(
+        "a-workdir-replaces-what-is-registered",
+        "fiddlex/config/user_code/registries.py",
+        old="            registry.data.update(entries)\n",
+        new="",
+        tests=(f"{TEST_REGISTERED}::test_two_files_that_register_one_name",),
     ),
     Mutation(
         "an-exchange-for-a-product-that-is-not-divided",
@@ -82,14 +109,14 @@ MUTATIONS = (
     Mutation(
         "a-family-of-fiddlex-replaced",
         "fiddlex/config/families.py",
-        old="if name in BUILT_IN and FAMILIES[name] is not BUILT_IN[name]:",
+        old="if name in FAMILIES.built_in and name in FAMILIES.origins:",
         new="if False:",
         tests=("tests/models/test_checks.py::test_a_family_of_fiddlex_is_not_replaced",),
     ),
     Mutation(
         "a-schedule-of-fiddlex-replaced",
         "fiddlex/schedules/generators.py",
-        old="if name in BUILT_IN and GENERATORS.get(name) is not BUILT_IN[name]:",
+        old="if name in GENERATORS.built_in and name in GENERATORS.origins:",
         new="if False:",
         tests=("tests/schedules/test_generators.py::test_a_schedule_of_fiddlex_is_not_replaced",),
     ),

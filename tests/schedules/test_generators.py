@@ -239,7 +239,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content):
 
 
 def test_the_example_in_the_docstring_works(monkeypatch):
-    monkeypatch.setattr(generators, "GENERATORS", dict(GENERATORS))
+    monkeypatch.setitem(GENERATORS, "mine", GENERATORS["1f1b"])  # so that it is gone at the end
     lines = generators.__doc__.splitlines()
     example = "\n".join(line for line in lines if line.startswith("    ") or not line)
     exec(textwrap.dedent(example), vars(generators).copy())

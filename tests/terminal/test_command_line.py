@@ -55,7 +55,7 @@ from absl import flags
 import fiddlex.terminal.command_line
 from fiddlex.config import Config, MeshConfig
 
-fiddlex.terminal.command_line.define_overrides({})
+fiddlex.terminal.command_line.define_overrides()
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
 
 def main(argv):

@@ -19,7 +19,7 @@ from fiddlex.config.values.every import AUTO
 from fiddlex.config.values.schedule_source import Kind, source_of
 from fiddlex.files.small_files import read_small
 from fiddlex.files.whole_files import unused, write_whole
-from fiddlex.schedules.generators import BUILT_IN, GENERATORS
+from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.terminal.readable import counted
 
@@ -43,7 +43,7 @@ def with_table(config: Config, workdir: Path) -> Config:
 
 def with_order(config: Config, schedule: Schedule) -> Config:
     """`config`, which names `schedule`, with the order that `with_table` could not know without the name's function."""
-    strict = schedule.strict and schedule.has_whole and config.pipeline.schedule not in BUILT_IN
+    strict = schedule.strict and schedule.has_whole and config.pipeline.schedule not in GENERATORS.built_in
     by_name = source_of(config.pipeline.schedule).kind is Kind.NAME
     return replaced(config, {"pipeline.order": "strict"}) if strict and by_name else config
 
@@ -84,7 +84,7 @@ def keep_other_table(workdir: Path, table: str) -> None:
     """Logs that the table of a run's schedule has changed, and copies the earlier table to a file beside it."""
     path = workdir / TABLE
     # A table that its name gives in every process is not kept: the log tells of changed fields anyway.
-    if not path.exists() or _saved(workdir).schedule in BUILT_IN:
+    if not path.exists() or _saved(workdir).schedule in GENERATORS.built_in:
         return
     earlier = path.read_text(encoding="utf-8", errors="replace")
     if earlier.split() == table.split():

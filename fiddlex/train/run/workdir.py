@@ -1,12 +1,13 @@
 """The directory of a run: its files, and whether a config may continue the run in it.
 
 The directory holds `config.json` (resolved), `metrics.jsonl`, `goodput.jsonl`, `checkpoints/` and `tensorboard/`;
-`schedule.csv`, the table of the run's schedule (`kept_schedule.py`); `data.json`, digests by which a run knows its data
-under another path; `stacks/` if a step took too long (`faults/watchdog.py`); and of a run that ends when it stops
-improving `best/` and `best.json` (`best.py`).
+`schedule.csv`, the table of the run's schedule (`kept_schedule.py`); `registered.json`, which tells what has registered
+the run's family and schedule (`registered.py`); `data.json`, digests by which a run knows its data under another path;
+`stacks/` if a step took too long (`faults/watchdog.py`); and of a run that ends when it stops improving `best/` and
+`best.json` (`best.py`).
 
 Invariants: a workdir can be moved, and its run evaluated and sampled from in any folder and without the schedule's
-source; and nothing that `config.json` names is run.
+source; and no function that `config.json` names is run.
 """
 
 import contextlib
@@ -40,6 +41,7 @@ from fiddlex.files.whole_files import write_whole
 from fiddlex.interop.folder import check_window
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.text import to_csv
+from fiddlex.train.run import registered
 from fiddlex.train.run.checkpoints.kept_steps import check_keeps
 from fiddlex.train.run.kept_schedule import TABLE, keep_other_table, with_order, with_table
 
@@ -167,7 +169,7 @@ def _check_checkpoints(workdir: Path, config: Config, digests: Mapping[str, str]
 def write_config(
     workdir: Path, config: Config, *, schedule: Schedule, digests: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Writes `config.json`, in which paths are absolute, `schedule.csv`, and `data.json` if there are digests."""
+    """Writes `config.json`, in which paths are absolute, what belongs to it, and `data.json` if there are digests."""
     with writing(workdir):
         table = to_csv(schedule)
         keep_other_table(workdir, table)
@@ -177,11 +179,14 @@ def write_config(
         config = with_order(config, schedule)
         if digests:
             write_whole(workdir / DIGESTS, json.dumps(dict(digests), indent=2) + "\n")
+        registered.keep(config, workdir)
         write_whole(workdir / "config.json", absolute_paths(config).to_json())
 
 
 def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
     """The config of the run in a workdir; a schedule from a file, and a tokenizer that was converted, are those in it.
+
+    What the run had registered is registered here too (`fiddlex.train.run.registered.find`, which tells the errors).
 
     `named_by` is the flag or field that names the directory, for error messages.
     """
@@ -196,11 +201,7 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
                 f"{named_by}={workdir} is a folder of transformers. Convert it to a workdir first: fiddlex "
                 f"convert --source=hf:{folder} --target=WORKDIR"
             )
-        saved = with_table(Config.from_json(text).without_unused(), workdir)
-        saved = replaced(saved, {_PROGRAMS: AUTO})
-        own = workdir / OWN_TOKENIZER  # where it is now: the workdir may have been moved
-        is_own = saved.data.tokenizer.endswith(f"/{OWN_TOKENIZER}") and own.is_file()
-        return replaced(saved, {"data.tokenizer": os.path.abspath(own)}) if is_own else saved
+        saved = Config.from_json(text).without_unused()
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path} does not exist: {named_by}={workdir} is not the directory of a training run. "
@@ -210,6 +211,11 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
         raise CheckpointError(
             f"{path} cannot be read: {error}\nPut back an intact copy, or name another directory with {named_by}."
         ) from error
+    registered.find(saved, workdir)
+    saved = replaced(with_table(saved, workdir), {_PROGRAMS: AUTO})
+    own = workdir / OWN_TOKENIZER  # where it is now: the workdir may have been moved
+    is_own = saved.data.tokenizer.endswith(f"/{OWN_TOKENIZER}") and own.is_file()
+    return replaced(saved, {"data.tokenizer": os.path.abspath(own)}) if is_own else saved
 
 
 def check_same_run(

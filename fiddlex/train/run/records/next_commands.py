@@ -7,22 +7,19 @@ import sys
 from pathlib import Path
 
 from fiddlex.config import Config
-from fiddlex.config.families import BUILT_IN, family
+from fiddlex.config.families import family
 from fiddlex.data.corpus import corpus_tokenizer
 from fiddlex.train.run.best import DIRECTORY
 
 _PROMPTS = {"stdlib": "def "}  # by data.source; other runs begin with the start of a document
 
 
-def next_commands(config: Config, workdir: Path, *, program: str, file: str = "") -> list[str]:
+def next_commands(config: Config, workdir: Path, *, program: str) -> list[str]:
     """A heading and the commands, as lines; empty when the run has left nothing that a command could read.
 
-    `program` is `sys.argv[0]` of the run, `fiddlex train` or the path of `train.py`. `file` is what the run's
-    `--config` named; the commands name it too where it has registered the model's family.
+    `program` is `sys.argv[0]` of the run, `fiddlex train` or the path of `train.py`.
     """
     where = f"--workdir={shlex.quote(str(workdir))}"
-    if file and config.model.family not in BUILT_IN:
-        where += f" --config={shlex.quote(file)}"
     lines = []
     if any((workdir / name).is_dir() for name in ("checkpoints", DIRECTORY)):
         lines.append(f"{_command('evaluate', program)} {where}")

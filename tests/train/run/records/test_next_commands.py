@@ -6,7 +6,6 @@ import pathlib
 import pytest
 
 from fiddlex.config import Config
-from fiddlex.config.families import FAMILIES
 from fiddlex.train.run.records.next_commands import next_commands
 
 
@@ -44,18 +43,6 @@ def test_a_script_is_followed_by_scripts(
         f"  .venv/bin/python experiments/evaluate.py --workdir='{workdir}'",
         f"  tensorboard --logdir='{workdir}/tensorboard'  # pip install tensorboard",
     ]
-
-
-def test_a_family_that_a_config_file_registered_is_found_again(
-    workdir: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = Config()
-    lines = next_commands(config, workdir, program="fiddlex train", file="my file.py:tiny")
-    assert lines[1] == f"  fiddlex evaluate --workdir='{workdir}'"
-    monkeypatch.setitem(FAMILIES, "mine", FAMILIES["gpt"])
-    config.model.family = "mine"
-    lines = next_commands(config, workdir, program="fiddlex train", file="my file.py:tiny")
-    assert lines[1] == f"  fiddlex evaluate --workdir='{workdir}' --config='my file.py:tiny'"
 
 
 def test_bert_generates_nothing(workdir: pathlib.Path) -> None:
