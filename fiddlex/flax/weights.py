@@ -17,8 +17,8 @@ from fiddlex.models.spec import Network, Parameter
 from fiddlex.models.weights import Weights
 
 Tree = Any
-Path = tuple[str, ...]
-Shapes = Mapping[Path, tuple[int, ...]]  # of a run's weights; those of the layers begin with the number of layers
+Keys = tuple[str, ...]
+Shapes = Mapping[Keys, tuple[int, ...]]  # of a run's weights; those of the layers begin with the number of layers
 
 PREFIXES = (  # a module's names, and those of a run
     ("tokens.embedding", "embedding.tokens"),
@@ -38,8 +38,8 @@ FUSED, FUSED_DIM = {"qkv": ("q", "k", "v")}, -3  # products that a run has as on
 class Place(NamedTuple):
     """Where an array of a module is among a run's weights."""
 
-    path: Path  # in the module's state; the number of a layer is a text
-    name: Path  # of the weight
+    path: Keys  # in the module's state; the number of a layer is a text
+    name: Keys  # of the weight
     layer: int | None  # its row of the weight; None outside the layers
     part: int | None  # its index along `FUSED_DIM`; None where the weight is no fused product
     shape: tuple[int, ...]
@@ -48,6 +48,12 @@ class Place(NamedTuple):
         """The module's array, from the weight of the name."""
         row = weight if self.layer is None else weight[self.layer]
         return row if self.part is None else row.take(self.part, axis=FUSED_DIM)
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape is the module's; of learned positions, a model may use the first ones."""
+        if self.name[-1] == "positions":
+            return shape[1:] == self.shape[1:] and shape[0] >= self.shape[0]
+        return shape == self.shape
 
 
 def module_places(shapes: Shapes) -> list[Place]:
@@ -85,31 +91,31 @@ def state_of(weights: Weights) -> Tree:
     )
 
 
-def weights_of(arrays: Mapping[Path, Any], places: list[Place]) -> Weights:
+def weights_of(arrays: Mapping[Keys, Any], places: list[Place]) -> Weights:
     """A run's weights on the host, float32, from arrays by their paths in a state; the inverse of `Place.of`."""
-    rows: dict[Path, dict[int | None, list[np.ndarray]]] = {}
+    rows: dict[Keys, dict[int | None, list[np.ndarray]]] = {}
     for each in places:
-        host = np.asarray(jax.device_get(arrays[each.path]), np.float32)
+        host = np.asarray(jax.device_get(arrays[each.path]), np.float32)[tuple(map(slice, each.shape))]
         rows.setdefault(each.name, {}).setdefault(each.layer, []).append(host)
     fused = {each.name for each in places if each.part is not None}
 
-    def whole(name: Path) -> np.ndarray:
+    def whole(name: Keys) -> np.ndarray:
         made = [np.stack(parts, FUSED_DIM) if name in fused else parts[0] for parts in rows[name].values()]
         return made[0] if None in rows[name] else np.stack(made)
 
     return unflatten_dict({name: whole(name) for name in rows})
 
 
-def shapes_of(network: Network) -> dict[Path, tuple[int, ...]]:
+def shapes_of(network: Network) -> dict[Keys, tuple[int, ...]]:
     """The shapes of a network's weights by name, without rows that pad the vocabulary."""
 
-    def shape(name: Path, parameter: Parameter) -> tuple[int, ...]:
+    def shape(name: Keys, parameter: Parameter) -> tuple[int, ...]:
         return (network.num_layers, *parameter.shape) if name[0] == "layers" else parameter.shape
 
     return {name: shape(name, each) for name, each in flatten_dict(network.parts).items()}
 
 
-def _renamed(name: Path) -> Path:
+def _renamed(name: Keys) -> Keys:
     """The path in a module's state of a weight outside the layers, and of one of them without the layer's number."""
     text = ".".join(name)
     for ours, theirs in PREFIXES:
