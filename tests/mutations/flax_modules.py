@@ -2,7 +2,7 @@
 
 from tests.mutations.mutation import Mutation
 
-MODELS = "tests/flax/test_models.py"
+MODELS, TREES = "tests/flax/test_models.py", "tests/train/run/transfer/test_trees.py"
 
 MUTATIONS = (
     Mutation(
@@ -25,5 +25,19 @@ MUTATIONS = (
         old="reversed(steps if only is None else [only])",
         new="reversed(steps)",
         tests=(f"{MODELS}::test_a_plain_loop_trains_as_a_run_does",),
+    ),
+    Mutation(
+        "arrays-left-over-in-a-tree-of-flax-passed-over",
+        "fiddlex/train/run/transfer/trees.py",
+        old="for path, each in arrays.items() if path not in wanted]",
+        new="for path, each in arrays.items() if path not in arrays]",
+        tests=(f"{TREES}::test_what_does_not_fit_is_named",),
+    ),
+    Mutation(
+        "rows-of-a-checkpoint-taken-for-layers-in-order",
+        "fiddlex/train/run/transfer/trees.py",
+        old="    if (folder.parent / META).is_dir():\n",
+        new="    if (folder / META).is_dir():\n",
+        tests=(f"{TREES}::test_plain_orbax_reads_what_a_run_saves",),
     ),
 )
