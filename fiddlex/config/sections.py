@@ -54,9 +54,12 @@ MOMENTUM = {"optimizer.name": ("sgd", "muon", OWN)}
 FLOAT16 = {"model.dtype": ("float16",)}
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(unsafe_hash=True)
 class ModelConfig(Checked, prefix="config.model."):
-    """Shape of the network, in the field's standard terms."""
+    """Shape of the network, in the field's standard terms.
+
+    Hashable, since the modules of `fiddlex.flax.models` keep a copy, which jax compares: set no field of that one.
+    """
 
     # kind of network: gpt | llama | bert, or another of fiddlex.config.families.FAMILIES
     family: str = field("gpt", WEIGHTS)

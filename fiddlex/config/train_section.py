@@ -41,7 +41,9 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
     spike_bound: float = 0.0  # loss or gradient this many times as large as usual is a spike, never an update; 0: off
     on_spike: str = field("skip", SPIKES)  # what a spike does: stop | skip | rollback (and drop the batch)
     max_faults: int = field(10, FAULTS)  # steps that may be skipped or rolled back in a run before it ends
-    init_from: str = ""  # workdir, or hf:DIR, whose weights this run starts from; a head of another kind is initialised
+    # workdir, hf:DIR or folder of orbax with weights of Flax (docs/flax.md), whose weights this run starts from; a head
+    # of another kind than that of the workdir or DIR is initialised
+    init_from: str = ""
     patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
     sample_tokens: int = 0  # tokens of the text sampled at the end of the run; 0: none
     peer_timeout_s: int = 60  # seconds of silence after which another process counts as lost, and the run ends

@@ -122,13 +122,13 @@ def matched(
         "of a dtype that is not floating-point, as in quantized models": not_floats,
         "not equal, as they must be": different,
     }
-    if problems := [f"{kind}: {_some(those)}" for kind, those in kinds.items() if those]:
+    if problems := [f"{kind}: {some(those)}" for kind, those in kinds.items() if those]:
         raise CheckpointError(
             f"The tensors of {folder} are not those of a {architecture.name} as its config.json describes it:\n  "
             + "\n  ".join(problems)
         )
     if unused:
-        logger.warning("%s: a %s does not use %s, which are left out.", folder, architecture.name, _some(unused))
+        logger.warning("%s: a %s does not use %s, which are left out.", folder, architecture.name, some(unused))
     return names
 
 
@@ -139,6 +139,7 @@ def _name_there(name: str, places: Collection[str], older_names: Mapping[str, st
     return next((each for each in (name, *others) if each in places), name)
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first names of a list, and how many more there are."""
     rest = len(names) - MOST_NAMED
     return ", ".join(map(shortened, names[:MOST_NAMED])) + (f" and {rest} more" if rest > 0 else "")

@@ -91,20 +91,22 @@ def read_best(workdir: Path, task: str) -> Record | None:
     return None
 
 
-def restore_result(workdir: Path, config: Config, program: Program) -> SavedState | None:
-    """A run's final weights in the program's layout: its best if it saves them, else its newest; None without any."""
+def restore_result(workdir: Path, config: Config, program: Program, *, step: int | None = None) -> SavedState | None:
+    """A run's final weights in the program's layout: its best if it saves them, else its newest; None without any.
+
+    With `step` they are those of the checkpoint of that step.
+    """
     abstract, layers = program.abstract_state, program.layout.placement.layers
     wanted, padded_vocab = SavedState(abstract.step, abstract.weights), program.config.padded_vocab_size
     names = ["checkpoints"]
-    if config.train.patience and processes.told_by_first(
-        "best of the run", lambda: read_best(workdir, config.model.task)
-    ):
+    keeps_best = bool(config.train.patience) and step is None
+    if keeps_best and processes.told_by_first("best of the run", lambda: read_best(workdir, config.model.task)):
         names.insert(0, DIRECTORY)
     for name in names:
         with Checkpoints(workdir, name=name) as checkpoints:
             try:
                 with phase("Reading the checkpoint"):
-                    state = checkpoints.restore_newest(wanted, layers=layers, padded_vocab=padded_vocab)
+                    state = checkpoints.restore_newest(wanted, layers=layers, padded_vocab=padded_vocab, only=step)
             except CheckpointError as error:
                 if name == names[-1]:
                     raise

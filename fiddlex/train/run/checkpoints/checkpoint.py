@@ -99,6 +99,7 @@ class Checkpoints:
         fingerprint: str = "",
         padded_vocab: int = 0,
         move_damaged: bool = False,
+        only: int | None = None,
     ) -> SavedState | None:
         """The newest undamaged checkpoint, with the shapes and shardings of `abstract`; None without checkpoints.
 
@@ -110,14 +111,18 @@ class Checkpoints:
           fingerprint: the fingerprint that the training data must have; empty to accept any data.
           padded_vocab: number of vocabulary rows in `abstract` (`About`); it may differ from the saved number.
           move_damaged: whether to move unreadable checkpoints into `DAMAGED`.
+          only: the step of the only checkpoint to try.
 
         Raises:
-          CheckpointError: when there are checkpoints but none can be read, or when the newest readable one belongs to
-            another kind of optimizer, or a network with other parameters.
+          CheckpointError: when there are checkpoints but none can be read or is of the step `only`, or when the newest
+            readable one belongs to another kind of optimizer, or a network with other parameters.
           DataError: when it belongs to other training data.
         """
         damaged: dict[int, str] = {}
-        for step in reversed(processes.told_by_first(f"steps in {self.directory.name}", self.steps)):
+        steps = processes.told_by_first(f"steps in {self.directory.name}", self.steps)
+        if only is not None and only not in steps:
+            raise CheckpointError(f"step={only}: {self.directory} has checkpoints of the steps {steps}.")
+        for step in reversed(steps if only is None else [only]):
             try:
                 state, reason = self._restore(step, abstract, layers, fingerprint, padded_vocab)
             except Exception:

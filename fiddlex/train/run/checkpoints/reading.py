@@ -19,12 +19,12 @@ import jax
 import orbax.checkpoint as ocp
 
 
-def make_reader() -> ocp.Checkpointer:
-    """A reader of checkpoints that does not wait for other processes."""
+def make_reader(handler: Callable[..., Any] = ocp.CompositeCheckpointHandler) -> ocp.Checkpointer:
+    """A reader of checkpoints, by a class of orbax, that does not wait for other processes."""
     _finish_reads()
     rank = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=rank, active_processes={rank})
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=alone)
+    return ocp.Checkpointer(handler(), multiprocessing_options=alone)
 
 
 def barrier_of_writers(written: Callable[[], None]) -> Callable[..., None]:

@@ -22,7 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 def load_result(
-    workdir: Path, change: Callable[[Config], Config] = lambda config: config, *, named_by: str = "--workdir"
+    workdir: Path,
+    change: Callable[[Config], Config] = lambda config: config,
+    *,
+    named_by: str = "--workdir",
+    step: int | None = None,
 ) -> tuple[Program, SavedState]:
     """The program of a run's config, and the run's weights in that program's layout.
 
@@ -30,6 +34,7 @@ def load_result(
       workdir: the run's directory.
       change: maps the run's config to the config to use.
       named_by: the flag that named the directory, for messages.
+      step: that of the checkpoint to read; None: the run's best weights, or else its newest (`restore_result`).
 
     Raises:
       CheckpointError: without a run or a readable checkpoint, or when the changed config has weights of other shapes.
@@ -39,7 +44,7 @@ def load_result(
     config.data.global_batch_size = config.mesh.data * config.pipeline.num_microbatches
     config.validate()
     program = Program(config, make_mesh(config.mesh))
-    state = restore_result(workdir, saved, program)
+    state = restore_result(workdir, saved, program, step=step)
     if state is None:
         raise no_checkpoint(workdir, named_by)
     return program, state

@@ -62,10 +62,20 @@ def placed(host: Weights, model: Model, layout: WeightLayout, mesh: Mesh) -> Wei
 def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], Weights]) -> Weights:
     """The initial weights of a new run, in the form of `whole`: another run's where it has them, else the fresh ones.
 
-    `workdir` is `train.init_from`; its best weights are used, or else its newest. `fresh` returns the new run's own
-    initial weights in the form of `whole`; it is called once the other run's weights fit.
+    `workdir` is `train.init_from`; its best weights are used, or else its newest. In its place may stand a folder in
+    which orbax has saved all weights (`trees.py`). `fresh` returns the new run's own initial weights in the form of
+    `whole`; it is called once the other run's weights fit.
     """
+    from fiddlex.train.run.transfer import trees  # which imports Flax: other runs start without it
+
     workdir = Path(os.path.expanduser(workdir))  # Path.expanduser fails for an unknown user
+    if trees.is_tree(workdir):
+        return trees.read_tree(workdir, config)
+    if not (workdir / "config.json").exists() and (inner := trees.trees_in(workdir)):
+        raise CheckpointError(
+            f"train.init_from={workdir} is no directory of a run, and has folders in which orbax has saved arrays. "
+            f"Name one of these, such as {inner[-1]}."
+        )
     saved = read_config(workdir, named_by="train.init_from")
     check_fits(saved, config, workdir)
     check_original_window(workdir, config)
