@@ -47,7 +47,7 @@ SPACES = 0, 5  # XLA's numbers of the device's memory and of the host's
 COLOURS = {"gpt": "#0072B2", "bert": "#D55E00", "llama": "#009E73"}  # Okabe and Ito's
 NAMES = {"gpt": "GPT", "bert": "BERT", "llama": "Llama, Qwen3"}
 
-_RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of compiled cases, read and added to", required=True)
+_RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of compiled cases, read and added to")
 _PLATFORM = flags.DEFINE_enum("platform", "tpu", list(CASES_ON), "gpu: the same cases on H100s")
 _CASES = flags.DEFINE_multi_string("case", [], "name of a case to compile; may be given several times; all by default")
 _PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; nothing is compiled then")
@@ -231,4 +231,5 @@ def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
+    flags.mark_flag_as_required("results")
     run(main)
