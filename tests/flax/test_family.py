@@ -35,16 +35,16 @@ def families(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LAYOUTS = cases("""
 mesh  model schedule         v m layers          sp recompute optimizer     zero1 dropout semantics     prediction
-2x2x1 nnx   1f1b             1 4 -               -  none      adamw         zero1 -       sync          -
 1x4x1 nnx   zb_h1            1 8 -               -  full      adamw         -     -       sync          -
 2x2x1 nnx   interleaved_1f1b 2 4 -               -  none      sgd           zero1 dropout 2bw           extrapolate,2,0.7
-1x2x1 linen zb_v             2 4 1,1,1,2         -  none      lamb          zero1 dropout sync          -
-2x2x1 linen 1f1b             1 2 -               -  none      adamw         zero1 -       vertical_sync -
-1x2x2 nnx   1f1b             1 4 -               -  none      adamw         -     dropout 2bw           -
 1x2x2 linen zb_h1            1 4 -               -  none      lamb          -     -       sync          -
 """)  # noqa: E501  # rows of a table
 FURTHER = cases("""
 mesh  model schedule         v m layers          sp recompute optimizer     zero1 dropout semantics     prediction
+2x2x1 nnx   1f1b             1 4 -               -  none      adamw         zero1 -       sync          -
+1x2x1 linen zb_v             2 4 1,1,1,2         -  none      lamb          zero1 dropout sync          -
+2x2x1 linen 1f1b             1 2 -               -  none      adamw         zero1 -       vertical_sync -
+1x2x2 nnx   1f1b             1 4 -               -  none      adamw         -     dropout 2bw           -
 2x1x1 nnx   gpipe            1 2 -               -  none      adam          -     dropout sync          -
 1x4x1 nnx   1f1b             1 4 -               -  none      adamw         -     -       stash         momentum,1,1
 2x2x1 nnx   zb_h2            1 4 -               -  none      lamb          zero1 -       delay:2       -
@@ -77,6 +77,7 @@ def losses(config: Config, number: int = 3) -> list[float]:
     return [record["loss"] for record in Trainer(config).steps(number)]
 
 
+@pytest.mark.long
 def test_dropout_is_the_same_on_every_layout(config: Config) -> None:
     config.model.dropout = 0.2
     config.mesh.data, config.mesh.pipe, config.pipeline.num_microbatches = 1, 4, 2  # microbatches of 8, not of 2
@@ -159,7 +160,10 @@ def shared(name: str, config: Config) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("block", "columns", "rows"),
-    [(modules.Named, "up.kernel", "down.kernel"), (modules.LinenNamed, "embed_mlp.kernel", "mlp_embed.kernel")],
+    [
+        (modules.Named, "up.kernel", "down.kernel"),
+        pytest.param(modules.LinenNamed, "embed_mlp.kernel", "mlp_embed.kernel", marks=pytest.mark.long),
+    ],
 )
 def test_names_of_axes_say_what_tensor_ranks_share(
     block: Any, columns: str, rows: str, config: Config, monkeypatch: pytest.MonkeyPatch

@@ -28,7 +28,7 @@ MUTATIONS = (
         "fiddlex/flax/alone.py",
         old="    last = first + num_carry\n",
         new="    last = first + num_carry + 1\n",
-        tests=(f"{FLAX}[2x2x1-linen-1f1b-v1-m2-none-adamw-zero1-vertical_sync]",),
+        tests=(f"{SHARED}[scan]",),
     ),
     Mutation(
         "flax-products-of-activations-left-out",
