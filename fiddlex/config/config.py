@@ -30,7 +30,8 @@ from fiddlex.files.small_files import json_object
 PATHS = (  # fields that hold the path of a file or folder, or may
     *("data.source", "data.eval_source", "data.tokenizer", "data.cache", "data.sample_cache_folder", "data.share"),
     *("train.init_from", "train.topology", "train.compilation_cache"),
-    *("pipeline.schedule", "pipeline.semantics", "pipeline.semantics_schedule", "optimizer.name"),
+    *("pipeline.schedule", "pipeline.semantics", "pipeline.semantics_schedule"),
+    *("optimizer.name", "optimizer.schedule"),
 )
 LABELLED = ("classification", "multiple_choice")  # objectives whose data are texts with labels
 _LABELLED_HINT = (

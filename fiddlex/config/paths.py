@@ -11,7 +11,7 @@ from fiddlex.config.values.source import is_megatron, parse_source
 from fiddlex.files.places import absolute
 
 _FOLDERS = ("data.cache", "data.sample_cache_folder", "data.share")
-_OWN_FILES = ("pipeline.schedule", "pipeline.semantics", "optimizer.name")
+_OWN_FILES = ("pipeline.schedule", "pipeline.semantics", "optimizer.name", "optimizer.schedule")
 
 
 def absolute_paths(config: Config) -> Config:

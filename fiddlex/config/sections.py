@@ -46,7 +46,7 @@ SCALED = {"model.rope_scaling": ("linear", "llama3")}
 LLAMA3 = {"model.rope_scaling": ("llama3",)}
 SWITCHED = {"pipeline.semantics_schedule": (AUTO,)}
 PREDICTED = {"pipeline.prediction": ("extrapolate", "momentum")}
-DECAYED = {"optimizer.schedule": ("cosine", "linear")}
+DECAYED = {"optimizer.schedule": ("cosine", "linear", OWN)}
 MOMENTS = {"optimizer.name": ("adamw", "nadamw", "adam", "adan", "lion", "muon", "lamb", OWN)}
 SQUARES = {"optimizer.name": ("adamw", "nadamw", "adam", "adan", "muon", "lamb", OWN)}
 ADAN = {"optimizer.name": ("adan", OWN)}
@@ -343,7 +343,8 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
     # rule: adamw | nadamw | adam | adan | lion | muon | lamb | adafactor | sgd | PATH.py:FUNCTION
     name: str = field("adamw", RUN, value="rule", short="optimizer")
     learning_rate: float = 1e-3  # highest learning rate, reached at the end of the warm-up
-    schedule: str = "cosine"  # shape after the warm-up: cosine | linear | constant
+    # shape after the warm-up: cosine | linear | constant; PATH.py:FUNCTION gives all learning rates
+    schedule: str = "cosine"
     warmup_steps: int = 0  # steps in which the learning rate rises from 0
     decay_steps: int = field(0, DECAYED)  # steps of the whole schedule, warm-up included; 0: train.num_steps
     final_learning_rate: float = field(0.0, DECAYED)  # learning rate at decay_steps and from then on
@@ -379,7 +380,8 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
     def validate(self) -> None:
         if not is_function(self.name):
             rules.choice("optimizer.name", self.name, OPTIMIZERS)
-        rules.choice("optimizer.schedule", self.schedule, LEARNING_RATE_SCHEDULES)
+        if not is_function(self.schedule):
+            rules.choice("optimizer.schedule", self.schedule, LEARNING_RATE_SCHEDULES)
         rules.between("optimizer.loss_scale", self.loss_scale, 1, MOST_LOSS_SCALE)
         rules.at_least("optimizer.loss_scale_window", self.loss_scale_window, 1)
         for name in ("learning_rate", "final_learning_rate", "weight_decay", "clip_norm"):

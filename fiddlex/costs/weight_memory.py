@@ -50,7 +50,7 @@ def num_moments(optimizer: str, momentum: float, *, matrix: bool = True) -> int:
     With `matrix` the weights are the matrices of layers, as most weights are. Without `momentum`, sgd stores nothing.
     """
     if is_function(optimizer):
-        return rule_function(optimizer)[1]
+        return rule_function(optimizer).moments
     if optimizer == "sgd":
         return int(momentum > 0)
     if optimizer == "muon":

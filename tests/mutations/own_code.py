@@ -53,7 +53,7 @@ MUTATIONS = (
     Mutation(
         "an-own-rule-keeps-what-adam-keeps",
         "fiddlex/costs/weight_memory.py",
-        old="        return rule_function(optimizer)[1]\n",
+        old="        return rule_function(optimizer).moments\n",
         new="        return 2\n",
         tests=(f"{TEST_RULES}::test_decay_rate_and_clipping_are_those_of_other_rules",),
     ),

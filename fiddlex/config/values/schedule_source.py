@@ -4,7 +4,7 @@
     file:PATH.csv        a table in a file
     PATH.py:FUNCTION     a function in a Python file of the user's, which makes a schedule of any sizes
 
-`pipeline.semantics` and `optimizer.name` take the third form too. Invariant: to read such a text runs nothing and opens
+`pipeline.semantics`, `optimizer.name` and `optimizer.schedule` take the third form too. Invariant: to read such a text runs nothing and opens
 no file. `fiddlex.schedules.generators.make_schedule` makes the schedule.
 """
 

@@ -1,8 +1,10 @@
 """Whether the learning rate jumps where a run goes on with other fields, such as more steps."""
 
+import copy
 import math
 
 from fiddlex.config import Config
+from fiddlex.config.values.schedule_source import is_function
 from fiddlex.train.step.optimizer import learning_rate_schedule
 
 _LEAST = 0.01  # relative difference that is told
@@ -10,7 +12,13 @@ _LEAST = 0.01  # relative difference that is told
 
 def changed_rate(saved: Config, config: Config, updates: int) -> str:
     """How the learning rate jumps after `updates` updates; empty where the next one has the rate that `saved` gives."""
-    former, later = (learning_rate_schedule(each.optimizer, each.train.num_steps) for each in (saved, config))
+    before, now = copy.deepcopy(saved.optimizer), config.optimizer
+    if is_function(before.schedule):
+        if not is_function(now.schedule):
+            return ""
+        before.schedule = now.schedule  # the user's own; what a workdir names is never run
+    former = learning_rate_schedule(before, saved.train.num_steps)
+    later = learning_rate_schedule(now, config.train.num_steps)
     expected, rate = float(former(updates)), float(later(updates))
     if not updates or math.isclose(rate, expected, rel_tol=_LEAST):
         return ""

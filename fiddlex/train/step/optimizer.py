@@ -3,10 +3,10 @@
 Only the statistics over whole tensors are our own (`fiddlex.train.step.blockwise`), because layers are stacked and the
 embedding is padded. Invariant: the weights change as under optax's optimizer of the same name on unstacked, unpadded
 weights. State leaves that mirror a weight (`mu`, `nu`, `trace`, Adafactor's `v`) are in trees of the weights' structure
-and have the weight's shape. All other leaves are counters and Adafactor's factors, which `optax.tree.map_params`
-distinguishes by their shape.
+and have the weight's shape. All other leaves are counters and Adafactor's factors, which have other shapes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,13 +23,24 @@ from fiddlex.train.step.blockwise import (
     scale_by_trust_ratio,
 )
 from fiddlex.train.step.muon import Deal, nesterov_momentum, orthogonalize
+from fiddlex.train.step.own_rate import own_rate
 from fiddlex.train.step.own_rule import own_rule
 
 
+Apart = Callable[[optax.GradientTransformation], optax.GradientTransformation]
+
+
 def make_optimizer(
-    config: OptimizerConfig, *, num_steps: int, blocks: Blocks, deal: Deal = lambda rule, x: rule(x)
+    config: OptimizerConfig,
+    *,
+    num_steps: int,
+    blocks: Blocks,
+    deal: Deal = lambda rule, x: rule(x),
+    apart: Apart = lambda rule: rule,
 ) -> optax.GradientTransformation:
     """The update rule of a validated config, for use under `jit` on global arrays; its `update` needs the weights.
+
+    `deal` divides Muon's matrices among devices. `apart` gives a rule of the user's whole weights.
 
     With learning rate η_t, decay λ where a block says so, and m, v Adam's bias-corrected moments:
 
@@ -55,7 +66,7 @@ def make_optimizer(
     rate = optax.scale_by_learning_rate(learning_rate_schedule(config, num_steps))
     decay = optax.add_decayed_weights(config.weight_decay, mask=jax.tree.map(lambda block: block.decay, blocks))
     if is_function(config.name):
-        return optax.chain(own_rule(config), decay, rate)
+        return optax.chain(apart(own_rule(config)), decay, rate)
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
     nadam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon, nesterov=True)
     adan = optax.scale_by_adan(config.beta1, config.beta2, config.beta3, config.epsilon)
@@ -102,8 +113,10 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
       (Loshchilov & Hutter, SGDR, ICLR 2017) and 1 − x for `linear`;
     - f for c ≥ D, W.
 
-    With `constant`, the rate stays p after the warm-up; f and D are not used.
+    With `constant`, the rate stays p after the warm-up; f and D are not used. A function of the user's gives all rates.
     """
+    if is_function(config.schedule):
+        return own_rate(config, num_steps)
     peak, final, warmup = config.learning_rate, config.final_learning_rate, config.warmup_steps
     end = config.decay_steps or num_steps
 

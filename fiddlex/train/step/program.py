@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.cluster.jax_settings import fixed_settings
 from fiddlex.config import Config
+from fiddlex.config.user_code.own_rules import rule_function
 from fiddlex.config.values.schedule_source import is_function
 from fiddlex.errors import DeviceError
 from fiddlex.models.registry import make_model
@@ -22,7 +23,8 @@ from fiddlex.terminal.memory_advice import is_lack_of_memory
 from fiddlex.train.step.flushed import Flushed
 from fiddlex.train.step.gradients import GradientSource, init_key
 from fiddlex.train.step.muon import deal_over
-from fiddlex.train.step.optimizer import learning_rate_schedule, make_optimizer
+from fiddlex.train.step.optimizer import Apart, learning_rate_schedule, make_optimizer
+from fiddlex.train.step.own_rate import check_own_rate
 from fiddlex.train.step.own_rule import check_own_rule
 from fiddlex.train.step.refusal import refusal
 from fiddlex.train.step.scaling import Scaling, fit, start_scaling
@@ -39,6 +41,7 @@ from fiddlex.train.step.state import (
 from fiddlex.train.step.train_step import make_train_step
 from fiddlex.train.step.unflushed import Unflushed
 from fiddlex.train.step.update import at_once, by_leaf
+from fiddlex.train.step.whole_weights import WholeWeights
 
 _OF_OTHERS = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED")  # errors of the coordination service
 MOST_COPIES = 64  # more than arrays that a layer saves
@@ -57,11 +60,14 @@ class Program:
         self.config, self.mesh = config, mesh
         self.model = make_model(config)
         self.layout = make_layout(self.model, config)
-        if is_function(config.optimizer.name):
-            check_own_rule(config.optimizer)
         blocks = make_blocks(self.model, config)
-        deal = deal_over(mesh, zero1=config.optimizer.zero1)
-        make_rule = functools.partial(make_optimizer, config.optimizer, num_steps=config.train.num_steps, deal=deal)
+        make_rule = functools.partial(
+            make_optimizer,
+            config.optimizer,
+            num_steps=config.train.num_steps,
+            deal=deal_over(mesh, zero1=config.optimizer.zero1),
+            apart=_checked(config, WholeWeights(self.layout, blocks, mesh)),
+        )
         self.optimizer = make_rule(blocks=blocks)
         source = Unflushed if self.layout.pipeline.windows else Flushed
         self.source: GradientSource = source(self.model, config, mesh, self.layout, self.optimizer)
@@ -159,3 +165,15 @@ class Program:
         )
         state: TrainState = rest(weights)
         return state._replace(weights=weights)
+
+
+def _checked(config: Config, whole: WholeWeights) -> Apart:
+    """Checks the functions of the user's that update weights; returns what gives the rule its weights."""
+    optimizer = config.optimizer
+    if is_function(optimizer.schedule):
+        check_own_rate(optimizer, config.train.num_steps)
+    if is_function(optimizer.name):
+        check_own_rule(optimizer, whole.shapes())
+        if not rule_function(optimizer.name).elementwise:
+            return whole.rule
+    return lambda rule: rule

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ from fiddlex.pipeline.engine import Between
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.resolve import Pipeline, resolve
 from fiddlex.train.step.blockwise import Block
+
+T = TypeVar("T")
 
 
 class TrainState(NamedTuple):
@@ -160,29 +162,25 @@ def state_shardings(
 ) -> TrainState:
     """Shardings of a whole train state; parts of the optimizer's state that mirror no weight are replicated.
 
-    Where a rule leaves a weight to another rule (`optax.partition`), its state has a `MaskedNode`. `pipeline`
-    (`GradientSource.state_specs`), `scaling` and `usual` are the PartitionSpecs of the state's parts of these names.
+    `pipeline` (`GradientSource.state_specs`), `scaling` and `usual` are the PartitionSpecs of the state's parts of these
+    names.
     """
-    optimizer_state = jax.eval_shape(optimizer.init, layout.shapes)
+    everywhere, weights = NamedSharding(mesh, P()), layout.master_shardings(mesh)
+    sharded = jax.tree.map(lambda weight, sharding: (weight.shape, sharding), layout.shapes, weights)
+    by_path = dict(jax.tree.leaves_with_path(sharded, is_leaf=lambda x: isinstance(x, tuple)))
 
-    everywhere = NamedSharding(mesh, P())
+    def sharding_of(path: jax.tree_util.KeyPath, x: jax.ShapeDtypeStruct) -> NamedSharding:
+        shape, sharding = of_weight(path, by_path) or ((), everywhere)
+        return sharding if x.shape == shape else everywhere
 
-    def sharding_of(x: Any, sharding: NamedSharding, weight: jax.ShapeDtypeStruct) -> Any:
-        if isinstance(x, optax.MaskedNode):
-            return x
-        return sharding if x.shape == weight.shape else everywhere
-
-    weights = layout.master_shardings(mesh)
-    of_optimizer = optax.tree.map_params(
-        optimizer,
-        sharding_of,
-        optimizer_state,
-        weights,
-        layout.shapes,
-        transform_non_params=lambda x: everywhere,
-        is_leaf=lambda x: isinstance(x, optax.MaskedNode),
-    )
+    of_optimizer = jax.tree.map_with_path(sharding_of, jax.eval_shape(optimizer.init, layout.shapes))
     return TrainState(everywhere, weights, of_optimizer, *named(mesh, (pipeline, scaling, usual)))
+
+
+def of_weight(path: jax.tree_util.KeyPath, by_path: Mapping[jax.tree_util.KeyPath, T]) -> T | None:
+    """What belongs to the weight whose path ends the path of an array of the optimizer's state; None without one."""
+    ends = (path[start:] for start in range(len(path)))
+    return next((by_path[end] for end in ends if end in by_path), None)
 
 
 def abstract_state(init: Init, shardings: TrainState) -> TrainState:
