@@ -7,6 +7,7 @@ It shares with fiddlex only the names in the weights dictionary and the written 
 import copy
 import dataclasses
 import functools
+import runpy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 import optax
 
 from fiddlex.config import Config
+from fiddlex.config.values.schedule_source import is_function
 
 Tree = Any
 
@@ -58,7 +60,9 @@ def train(
         return optax.apply_updates(weights, updates), state
 
     # No update rule looks from one tensor to another, so that each layer is updated alone, by one compiled program.
-    state = _in_parts(jax.jit(optimizer.init), weights)
+    # One of a function of the user's may.
+    in_parts = _whole if is_function(config.optimizer.name) else _in_parts
+    state = in_parts(jax.jit(optimizer.init), weights)
     losses, norms, first_grads = [], [], None
     for number, batch in enumerate(batches):
         lag = delays(number) if delays else Delays(0, (0,) * len(weights["layers"]), 0)
@@ -84,12 +88,12 @@ def train(
         norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(grads)))
         most = config.optimizer.clip_norm
         scale = jnp.float32(most / norm if most and norm > most else 1)
-        updated = _in_parts(functools.partial(update, scale=scale), weights, state, grads)
-        weights, state = (_in_parts(lambda pair, i=i: pair[i], updated) for i in (0, 1))
+        updated = in_parts(functools.partial(update, scale=scale), weights, state, grads)
+        weights, state = (in_parts(lambda pair, i=i: pair[i], updated) for i in (0, 1))
         history.append(weights)
         if config.pipeline.prediction == "momentum":
             expected = scale if config.pipeline.prediction_order == 2 else jnp.float32(0)
-            updated = _in_parts(functools.partial(update, scale=expected), weights, state, grads)
+            updated = in_parts(functools.partial(update, scale=expected), weights, state, grads)
             following = _in_parts(lambda pair: pair[0], updated)
             scaled = jax.tree.map(lambda a, b: config.pipeline.prediction_scale * (a - b), following, weights)
             predicted.append(scaled)
@@ -124,10 +128,16 @@ def _in_parts(function: Callable[..., Any], weights: Tree, *others: Tree) -> Tre
     return {name: function(*(tree[name] for tree in trees)) for name in ("embedding", "head")} | {"layers": layers}
 
 
+def _whole(function: Callable[..., Any], *trees: Tree) -> Tree:
+    return function(*trees)
+
+
 def make_optimizer(config: Config) -> optax.GradientTransformation:
     """The update rule, after clipping."""
     section = config.optimizer
     rate = optax.constant_schedule(section.learning_rate)
+    if is_function(section.schedule):
+        rate = _function(section.schedule)(config=section, num_steps=config.train.num_steps)
     # Names of the matrices; norms and biases are left alone.
     decayed = {"kernel", "tokens", "positions", "token_types", "score", "output", "embedding"}
 
@@ -135,6 +145,9 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
         return jax.tree_util.tree_map_with_path(lambda path, w: path[-1].key in decayed, weights)
 
     decayed_weights = optax.add_decayed_weights(section.weight_decay, decay)
+    if is_function(section.name):
+        rule = _function(section.name)(config=section)
+        return optax.chain(rule, decayed_weights, optax.scale_by_learning_rate(rate))
     adam = {"b1": section.beta1, "b2": section.beta2, "eps": section.epsilon}
     decoupled = {"weight_decay": section.weight_decay, "mask": decay}
     optimizers = {
@@ -158,6 +171,12 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
         "adafactor": lambda: optax.adafactor(section.learning_rate),
     }
     return optimizers[section.name]()
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """A function in a file, `PATH.py:FUNCTION`."""
+    path, _, function = name.rpartition(":")
+    return runpy.run_path(path)[function]
 
 
 MATRICES = ("qkv", "q", "k", "v", "out", "gate", "up", "down")

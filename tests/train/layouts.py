@@ -22,6 +22,7 @@ from tests.flax import modules
 from tests.train.bert import random_dataset
 
 TOLERANCE = 1e-5  # relative, float32, five or ten steps
+OWN = pathlib.Path(__file__).with_name("own_rules.py")
 TABLES = pathlib.Path(__file__).parents[1] / "schedules"
 
 
@@ -42,7 +43,7 @@ class Case:
       sp, zero1, dropout: the column's name, or "-" for without.
       recompute, semantics: as the config has them.
       optimizer: as the config has it; adamw,offload has its state on the host, and adamw,streams the
-        layers' weights and gradients too.
+        layers' weights and gradients too; own:lamb is a function of own_rules.py, with the learning rate of that file.
       prediction: as the config has it, with its order and scale, as in extrapolate,2,0.7; "-" for none.
     """
 
@@ -102,9 +103,11 @@ class Case:
         if self.prediction != "-":
             pipeline.prediction, order, scale = self.prediction.split(",")
             pipeline.prediction_order, pipeline.prediction_scale = int(order), float(scale)
-        optimizer.name, _, on_host = self.optimizer.partition(",")
+        name, _, on_host = self.optimizer.partition(",")
+        optimizer.name = name.replace("own:", f"{OWN}:")
         pipeline.weights_memory = "host" if on_host == "streams" else "device"
-        optimizer.offload, optimizer.zero1, optimizer.schedule = bool(on_host), self.zero1 != "-", "constant"
+        optimizer.offload, optimizer.zero1 = bool(on_host), self.zero1 != "-"
+        optimizer.schedule = f"{OWN}:rate" if name.startswith("own:") else "constant"
         optimizer.learning_rate = 0.1 if optimizer.name == "sgd" else 1e-3
         # optax.adafactor does not multiply its decay by the learning rate, and ours does (test_optimizer.py).
         optimizer.weight_decay = 0.0 if optimizer.name == "adafactor" else 0.1
@@ -247,6 +250,31 @@ PAIRED = cases("""
 mesh  model         schedule         v m layers  sp recompute optimizer zero1 dropout semantics
 1x2x1 gpt           dual_pipe_v,ahead 2 2 -       -  selective adamw     -     dropout sync
 1x2x1 gpt           overlapped       2 4 -       -  none      sgd       zero1 -       sync
+""")
+
+# Update rules and learning rates of functions in a file; lion where no gradient is rounding alone.
+OWN_RULES = cases("""
+mesh  model       schedule         v m layers  sp recompute optimizer     zero1 dropout semantics
+2x2x1 gpt         1f1b             1 4 3,1     -  none      own:lamb      zero1 -       2bw
+1x2x2 llama       1f1b             1 2 -       -  none      own:lion      zero1 -       sync
+""")
+
+# The same in the full tier: every rule, family and semantics.
+FURTHER_OWN_RULES = cases("""
+mesh  model       schedule         v m layers  sp recompute optimizer     zero1 dropout semantics
+2x2x2 gpt         interleaved_1f1b 2 4 -       sp none      own:belief    zero1 dropout vertical_sync
+2x2x2 llama,tied  1f1b             1 4 3,1     -  selective own:belief    -     -       stash
+2x1x2 gpt,untied  1f1b             1 2 -       sp none      own:nesterov  zero1 -       sync
+2x2x1 mlm_nsp,post zb_h1           1 4 3,1     -  none      own:nesterov,offload zero1 dropout 2bw
+2x2x2 gpt         interleaved_1f1b 2 4 -       -  none      own:lamb      zero1 -       sync
+1x3x1 gpt         odd              2 4 -       -  none      own:lamb      zero1 dropout sync
+2x3x1 llama,tied  zb_v             2 4 1,1,2,1,1,1 - selective own:clipped zero1 -      delay:2
+2x2x2 gpt         1f1b             1 4 3,1     -  none      own:adafactor zero1 dropout 2bw
+1x2x1 mlm,pre     zb_h2            1 2 -       -  none      own:adafactor zero1 -       sync
+2x2x2 llama       interleaved_1f1b 2 4 -       -  none      own:muon      zero1 -       sync
+1x4x1 llama,tied  zb_h1            1 4 -       -  full      own:muon      -     -       2bw
+2x2x1 nnx         zb_h1            1 4 3,1     -  none      own:muon      zero1 -       sync
+1x2x1 linen       1f1b             1 2 -       -  full      own:lamb      zero1 -       2bw
 """)
 
 _references: dict[Any, dict[str, Any]] = {}

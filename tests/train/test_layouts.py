@@ -34,9 +34,11 @@ from tests.train.layouts import (
     BALANCED,
     COVERING,
     FOUND,
+    FURTHER_OWN_RULES,
     LLAMA,
     MUON,
     OFFLOADED,
+    OWN_RULES,
     PAIRED,
     PUBLISHED,
     RECOMPUTED,
@@ -49,7 +51,14 @@ from tests.train.layouts import (
 
 # Those of the full tier alone.
 EVEN_FURTHER = [*PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA, *FURTHER_RECOMPUTED, *FURTHER_OFFLOADED]
-EVEN_FURTHER += [*FURTHER_STREAMED, *FURTHER_PUBLISHED, *FURTHER_PAIRED, *BALANCED[1:], *FURTHER_FOUND]
+EVEN_FURTHER += [
+    *FURTHER_STREAMED,
+    *FURTHER_PUBLISHED,
+    *FURTHER_PAIRED,
+    *BALANCED[1:],
+    *FURTHER_FOUND,
+    *FURTHER_OWN_RULES,
+]
 # Pairs of levels that no case has. Two stages on each of three ranks take six layers, and the cases have four or five;
 # `odd` is a table for three ranks, two chunks and four microbatches, whose four stages have a layer each. Without
 # dropout the choices of an example score nearly alike, and gradients of the last norm's bias cancel but for rounding.
@@ -143,7 +152,19 @@ def check(layout: Case, config: Config) -> None:
         check_layout(layout, config)
 
 
-DEFAULT = [*COVERING, MUON, *LLAMA, *PUBLISHED, *PAIRED, *BALANCED[:1], *FOUND, *RECOMPUTED, *OFFLOADED, *STREAMED]
+DEFAULT = [
+    *COVERING,
+    MUON,
+    *LLAMA,
+    *PUBLISHED,
+    *PAIRED,
+    *BALANCED[:1],
+    *FOUND,
+    *RECOMPUTED,
+    *OFFLOADED,
+    *STREAMED,
+    *OWN_RULES,
+]
 
 
 def test_the_page_of_features_counts_the_layouts():

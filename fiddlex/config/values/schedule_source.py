@@ -4,8 +4,8 @@
     file:PATH.csv        a table in a file
     PATH.py:FUNCTION     a function in a Python file of the user's, which makes a schedule of any sizes
 
-`pipeline.semantics`, `optimizer.name` and `optimizer.schedule` take the third form too. Invariant: to read such a text runs nothing and opens
-no file. `fiddlex.schedules.generators.make_schedule` makes the schedule.
+`pipeline.semantics`, `optimizer.name` and `optimizer.schedule` take the third form too. Invariant: to read such a text
+runs nothing and opens no file. `fiddlex.schedules.generators.make_schedule` makes the schedule.
 """
 
 import enum

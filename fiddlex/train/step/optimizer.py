@@ -26,7 +26,6 @@ from fiddlex.train.step.muon import Deal, nesterov_momentum, orthogonalize
 from fiddlex.train.step.own_rate import own_rate
 from fiddlex.train.step.own_rule import own_rule
 
-
 Apart = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 
 

@@ -182,13 +182,11 @@ def _update(rule: optax.GradientTransformation, grads: Weights, state: Any, weig
 
 
 def _difference(weights: Weights, updates: Any) -> str:
-    """The first gradient whose update has another shape or dtype, and how; empty where the trees differ."""
-    if jax.tree.structure(weights) != jax.tree.structure(updates):
-        return ""
-    pairs = zip(jax.tree.leaves_with_path(weights), jax.tree.leaves(updates), strict=True)
-    for (path, x), y in pairs:
-        if _array(x) != _array(y):
-            return f"{jax.tree_util.keystr(path)} of {_array(x)} into {_array(y)}"
+    """The first gradient whose update has another shape or dtype, and how; empty where another thing differs."""
+    found = dict(jax.tree.leaves_with_path(updates))
+    for path, x in jax.tree.leaves_with_path(weights):
+        if path in found and _array(x) != _array(found[path]):
+            return f"{jax.tree_util.keystr(path)} of {_array(x)} into {_array(found[path])}"
     return ""
 
 

@@ -162,8 +162,7 @@ def state_shardings(
 ) -> TrainState:
     """Shardings of a whole train state; parts of the optimizer's state that mirror no weight are replicated.
 
-    `pipeline` (`GradientSource.state_specs`), `scaling` and `usual` are the PartitionSpecs of the state's parts of these
-    names.
+    `pipeline` (`GradientSource.state_specs`), `scaling` and `usual` are the PartitionSpecs of the parts of these names.
     """
     everywhere, weights = NamedSharding(mesh, P()), layout.master_shardings(mesh)
     sharded = jax.tree.map(lambda weight, sharding: (weight.shape, sharding), layout.shapes, weights)
