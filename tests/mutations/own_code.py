@@ -5,6 +5,7 @@ from tests.mutations.mutation import Mutation
 FAMILY = "tests/models/test_new_family.py::test_what_its_layers_do_not_say_that_they_do_is_refused_and_not_planned"
 TEST_REGISTERED = "tests/train/run/test_registered.py"
 TEST_RULES = "tests/train/test_own_rules.py"
+LAYOUTS = "tests/train/test_layouts.py::test_layout_trains_as_the_reference_does"
 MISTAKES = f"{TEST_RULES}::test_mistakes_in_a_rule_are_told"
 
 MUTATIONS = (
@@ -32,23 +33,44 @@ MUTATIONS = (
     Mutation(
         "own-rules-are-not-tried-on-stacked-weights",
         "fiddlex/train/step/own_rule.py",
-        old="_plain(_updates(rule, _stacked(weights), [_stacked(each) for each in grads]))",
-        new="plain",
+        old="_updates(rule, _stacked(weights, axis=0), _stacked(grads, axis=1))[0]",
+        new="_stacked(_updates(rule, weights, grads)[0], axis=0)",
         tests=(MISTAKES,),
     ),
     Mutation(
         "own-rules-are-not-tried-one-weight-at-a-time",
         "fiddlex/train/step/own_rule.py",
-        old="        if config.offload:\n",
-        new="        if not config.offload:\n",
-        tests=(f"{TEST_RULES}::test_a_rule_over_all_weights_is_refused_only_where_weights_are_updated_one_by_one",),
+        old="    if alone:\n",
+        new="    if not alone:\n",
+        tests=(f"{TEST_RULES}::test_a_rule_of_whole_weights_is_refused_where_weights_come_one_by_one",),
     ),
     Mutation(
         "what-an-own-rule-keeps-is-not-checked",
         "fiddlex/train/step/own_rule.py",
-        old="    if found != moments:\n",
-        new="    if found > moments + 1:\n",
+        old="    if found != says.moments:\n",
+        new="    if found > says.moments + 1:\n",
         tests=(MISTAKES,),
+    ),
+    Mutation(
+        "halves-of-weights-are-not-tried",
+        "fiddlex/train/step/own_rule.py",
+        old="HALVES = (lambda x: x[..., : x.shape[-1] // 2], lambda x: x[..., x.shape[-1] // 2 :])",
+        new="HALVES = (lambda x: x, lambda x: x[..., :0])",
+        tests=(MISTAKES,),
+    ),
+    Mutation(
+        "whole-weights-in-the-order-of-rows",
+        "fiddlex/train/step/whole_weights.py",
+        old="each[layer] for layer in",
+        new="each[0] for layer in",
+        tests=(f"{LAYOUTS}[2x2x1-gpt-1f1b-v1-m4-31-none-own:lamb-zero1-2bw]",),
+    ),
+    Mutation(
+        "a-workdir-names-the-rate-that-is-run",
+        "fiddlex/train/run/changed_rate.py",
+        old="        before.schedule = now.schedule  # the user's own; what a workdir names is never run\n",
+        new="",
+        tests=(f"{TEST_RULES}::test_a_rate_of_ones_own_is_that_of_each_update",),
     ),
     Mutation(
         "an-own-rule-keeps-what-adam-keeps",

@@ -252,14 +252,13 @@ mesh  model         schedule         v m layers  sp recompute optimizer zero1 dr
 1x2x1 gpt           overlapped       2 4 -       -  none      sgd       zero1 -       sync
 """)
 
-# Update rules and learning rates of functions in a file; lion where no gradient is rounding alone.
+# An update rule and the learning rates that functions in a file give.
 OWN_RULES = cases("""
 mesh  model       schedule         v m layers  sp recompute optimizer     zero1 dropout semantics
 2x2x1 gpt         1f1b             1 4 3,1     -  none      own:lamb      zero1 -       2bw
-1x2x2 llama       1f1b             1 2 -       -  none      own:lion      zero1 -       sync
 """)
 
-# The same in the full tier: every rule, family and semantics.
+# The other rules of that file; lion where no gradient is rounding alone.
 FURTHER_OWN_RULES = cases("""
 mesh  model       schedule         v m layers  sp recompute optimizer     zero1 dropout semantics
 2x2x2 gpt         interleaved_1f1b 2 4 -       sp none      own:belief    zero1 dropout vertical_sync
@@ -273,8 +272,7 @@ mesh  model       schedule         v m layers  sp recompute optimizer     zero1 
 1x2x1 mlm,pre     zb_h2            1 2 -       -  none      own:adafactor zero1 -       sync
 2x2x2 llama       interleaved_1f1b 2 4 -       -  none      own:muon      zero1 -       sync
 1x4x1 llama,tied  zb_h1            1 4 -       -  full      own:muon      -     -       2bw
-2x2x1 nnx         zb_h1            1 4 3,1     -  none      own:muon      zero1 -       sync
-1x2x1 linen       1f1b             1 2 -       -  full      own:lamb      zero1 -       2bw
+1x2x2 llama       1f1b             1 2 -       -  none      own:lion      zero1 -       sync
 """)
 
 _references: dict[Any, dict[str, Any]] = {}

@@ -1,5 +1,6 @@
 """Semantics and update rules that functions in a user's file give: what they train, keep, and say of mistakes."""
 
+import copy
 import pathlib
 from typing import Any
 
@@ -15,6 +16,9 @@ from fiddlex.data import Loader
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.schedules.semantics import make_phases, make_semantics
 from fiddlex.train import loop
+from fiddlex.train.run.changed_rate import changed_rate
+from fiddlex.train.step.optimizer import learning_rate_schedule
+from fiddlex.train.step.own_rate import check_own_rate
 from fiddlex.train.step.own_rule import check_own_rule, own_rule
 from fiddlex.train.trainer import Trainer, load_trainer
 from tests import programs, reference, reference_llama
@@ -23,7 +27,12 @@ from tests.programs import ROOT
 PAGE = (ROOT / "docs" / "semantics.md").read_text(encoding="utf-8")
 
 
-RULE = "def mine(*, config):\n    return {}\nmine.moments = {}"
+RULE = "def mine(*, config):\n    return {}\nmine.moments, mine.elementwise = {}, True"
+WHOLE = RULE.replace("True", "False")
+WEIGHTS = {  # of a small model
+    "embedding": {"tokens": jax.ShapeDtypeStruct((50, 4), jnp.float32)},
+    "layers": [{name: jax.ShapeDtypeStruct((6, 4)[n:], jnp.float32) for n, name in enumerate(("kernel", "bias"))}] * 3,
+}
 
 
 def written(file: pathlib.Path, text: str) -> None:
@@ -188,6 +197,8 @@ COUNT = "lambda w: jnp.zeros((), jnp.int32)"
     [
         ("", r"has no function 'mine'. Write one that begins with def mine\(\*, config\)\."),
         ("def mine(**config): return 1", "the function does not say how many float32 numbers its rule keeps for each"),
+        (RULE.format(PLAIN, 2).replace(", True", ", 1"), "the function has elementwise=1, which does not say whether"),
+        ("def mine(**config): return 1\nmine.moments = 2", "does not say whether its rule .* or False if"),
         (
             RULE.format(PLAIN, -1),
             r"the function has moments=-1 for each weight, an integer from 0\. ",
@@ -202,7 +213,7 @@ COUNT = "lambda w: jnp.zeros((), jnp.int32)"
             for init in (
                 "jax.tree.leaves",
                 "lambda w: tuple(jax.tree.leaves(w))",
-                "lambda w: (w['layers'], w['table'])",
+                "lambda w: (w['layers'], w['embedding'])",
             )
         ],
         (RULE.format(PLAIN, 1), "says moments = 1, and the state of its rule has 2 float32 numbers for each weight"),
@@ -210,15 +221,31 @@ COUNT = "lambda w: jnp.zeros((), jnp.int32)"
         (RULE.format("1 / 0", 1), "rules.py, line 6: ZeroDivisionError"),
         (
             RULE.format("optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio())", 2),
-            "weights that are stacked",
+            "weights that are cut in halves",
         ),
         (
             RULE.format("optax.add_decayed_weights(0.1, lambda w: jax.tree.map(lambda x: x.ndim > 1, w))", 0),
             "weights that are stacked over layers and padded with zeros other updates than the same weights",
         ),
-        (RULE.format("optax.stateless(lambda g, w: jax.tree.map(lambda x: x / x.std(), g))", 0), "stacked over layers"),
+        (RULE.format("optax.clip_by_global_norm(0.1)", 0), r"elementwise = True, .* Say elementwise = False, and the"),
+        (RULE.format("optax.adam(1e-3)", 2), r"updates point against the gradients, .* or turn it around"),
+        (WHOLE.format("optax.lamb(1e-3)", 2), r"updates point against the gradients, .* or turn it around"),
+        (RULE.format("optax.contrib.reduce_on_plateau()", 0), r"required keyword-only argument: 'value'\. A rule's"),
+        (
+            RULE.format("optax.GradientTransformation(optax.identity().init, lambda g, s: (g, s))", 0),
+            "2 positional arg",
+        ),
+        (
+            RULE.format("optax.stateless(lambda g, w: jax.tree.map(lambda x: x.astype(jnp.bfloat16), g))", 0),
+            r"turns gradients \['embedding'\]\['tokens'\] of float32\[50, 4\] into bfloat16\[50, 4\]\. A rule must",
+        ),
+        (RULE.format("optax.stateless(lambda g, w: jax.tree.leaves(g))", 0), r"turns gradients \{'embedding.* into \["),
+        (
+            RULE.format("optax.GradientTransformation(lambda w: jnp.ones(()), lambda g, s, w: (g, s / 0))", 0),
+            "numbers in its state that are not finite",
+        ),
         (RULE.format("optax.stateless(lambda g, w: 1 / 0)", 0), "rules.py, line 6: ZeroDivisionError"),
-        (RULE.format("optax.add_noise(0.1, 0.1, jax.random.key(0))", 0), "or random numbers. A rule must treat each"),
+        (RULE.format("optax.add_noise(0.1, 0.1, jax.random.key(0))", 0), "or random numbers. Say elementwise = False"),
         (RULE.format("optax.stateless(lambda g, w: jax.tree.map(lambda x: x * jnp.nan, g))", 0), "are not finite"),
         (
             RULE.format(f"optax.GradientTransformation({COUNT}, lambda g, s, w: (g, s + 0.5))", 0),
@@ -234,25 +261,86 @@ def test_mistakes_in_a_rule_are_told(text: str, message: str, file: pathlib.Path
     written(file, text)
     config.optimizer.name = f"{file}:mine"
     with pytest.raises(ConfigError, match=rf"(?s)^optimizer\.name {file}:mine: .*{message}"):
-        check_own_rule(config.optimizer)
+        check_own_rule(config.optimizer, WEIGHTS)
 
 
 def test_a_rule_cannot_change_the_config(file: pathlib.Path, config: Config) -> None:
-    written(file, "def mine(*, config):\n    config.learning_rate = 0.0\n    return optax.identity()\nmine.moments = 0")
+    written(file, "def mine(*, config):\n    config.learning_rate = 0.0\n    return optax.identity()\n")
+    file.write_text(f"{file.read_text()}mine.moments, mine.elementwise = 0, True\n")
     config.optimizer.name = f"{file}:mine"
-    check_own_rule(config.optimizer)
+    check_own_rule(config.optimizer, WEIGHTS)
     assert config.optimizer.learning_rate == 1e-3
 
 
-def test_a_rule_over_all_weights_is_refused_only_where_weights_are_updated_one_by_one(
-    file: pathlib.Path, config: Config
-) -> None:
-    written(file, RULE.format("optax.clip_by_global_norm(0.1)", 0))
+def test_a_rule_of_whole_weights_is_refused_where_weights_come_one_by_one(file: pathlib.Path, config: Config) -> None:
+    written(file, WHOLE.format("optax.clip_by_global_norm(0.1)", 0))
     config.optimizer.name = f"{file}:mine"
-    check_own_rule(config.optimizer)
+    check_own_rule(config.optimizer, WEIGHTS)
     config.optimizer.offload = True
+    with pytest.raises(
+        ConfigError, match=r"elementwise = False with optimizer\.offload=true\. .* rule that is element"
+    ):
+        check_own_rule(config.optimizer, WEIGHTS)
+    # Elementwise, with another rule for the weight that comes last.
+    last = "def last(g, w):\n    *others, each = jax.tree.leaves(g)\n"
+    last += "    return jax.tree.unflatten(jax.tree.structure(g), [*others, 2 * each])\n"
+    written(file, last + RULE.format("optax.stateless(last)", 0))
     with pytest.raises(ConfigError, match=r"weights that come one at a time \(optimizer\.offload=true\) other updates"):
-        check_own_rule(config.optimizer)
+        check_own_rule(config.optimizer, WEIGHTS)
+
+
+def test_state_that_layers_do_not_share_is_refused(file: pathlib.Path, config: Config) -> None:
+    first = (
+        "def first(w):\n    layers = [x if i else jax.tree.map(lambda _: (), x) for i, x in enumerate(w['layers'])]\n"
+    )
+    first += "    return w | {'layers': layers}\n"
+    written(file, first + WHOLE.format("optax.GradientTransformation(first, lambda g, s, w: (g, s))", 1))
+    config.optimizer.name = f"{file}:mine"
+    with pytest.raises(ConfigError, match=r"has \['.* for only one of layer 0 and layer 1\. Layers move from device"):
+        Trainer(config)
+
+
+RATE = "def mine(*, config, num_steps):\n    return {}"
+
+
+def test_a_rate_of_ones_own_is_that_of_each_update(file: pathlib.Path, config: Config) -> None:
+    written(file, RATE.format("optax.linear_schedule(config.learning_rate, 0.0, num_steps)"))
+    config.optimizer.schedule, config.optimizer.decay_steps = f"{file}:mine", 4
+    check_own_rate(config.optimizer, 9)
+    found = [float(learning_rate_schedule(config.optimizer, 9)(count)) for count in range(6)]
+    np.testing.assert_allclose(found, [1e-3, 7.5e-4, 5e-4, 2.5e-4, 0, 0], rtol=1e-6)
+    saved = copy.deepcopy(config)
+    saved.optimizer.schedule = "/nonexistent/moved.py:mine"  # what a workdir names is never run
+    assert not changed_rate(saved, config, 2)
+    saved.optimizer.decay_steps = 8
+    assert "from 0.000875 in update 2 to 0.0005 in the next one, for which" in changed_rate(saved, config, 2)
+    config.optimizer.schedule = "linear"
+    assert not changed_rate(saved, config, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"has no function 'mine'. Write one that begins with def mine\(\*, config, num_steps\)\."),
+        ("def mine(*, config): return 1", r"cannot be called with config, num_steps"),
+        (RATE.format("0.1"), r"it returned 0\.1; it must return a schedule of optax, .* use optax\.constant_schedule"),
+        (RATE.format("1 / 0"), "rules.py, line 6: ZeroDivisionError"),
+        (RATE.format("lambda count: 1 / 0"), "rules.py, line 6: ZeroDivisionError"),
+        (RATE.format("lambda count: 0.1 if count < 3 else 0.2"), r"TracerBoolConversionError\)\. Choose .* jnp\.where"),
+        (RATE.format("lambda count: jnp.ones(3)"), r"gives an array of shape \(3,\); it must give one number"),
+        (RATE.format("lambda count: 'fast'"), "rules.py: TypeError"),
+        (
+            RATE.format("lambda count: 3.0 - count"),
+            r"gives the learning rate -1\.0 after 4 updates\. It must be finite",
+        ),
+        (RATE.format("lambda count: 1 / (count - 2)"), r"gives the learning rate -.* after 0 updates"),
+    ],
+)
+def test_mistakes_in_a_rate_are_told(text: str, message: str, file: pathlib.Path, config: Config) -> None:
+    written(file, text)
+    config.optimizer.schedule = f"{file}:mine"
+    with pytest.raises(ConfigError, match=rf"(?s)^optimizer\.schedule {file}:mine: .*{message}"):
+        check_own_rate(config.optimizer, 10)
 
 
 def test_predictions_that_need_momentum_are_refused(config: Config) -> None:
