@@ -149,6 +149,11 @@ def _kept(rule: optax.GradientTransformation, weights: Weights, *, elementwise: 
         raise ConfigError(
             f"an update turns its state {was} into {now}. A rule's state must keep its structure, shapes and dtypes."
         )
+    if any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(before)):
+        raise ConfigError(
+            "its state has a random key, which checkpoints cannot hold. Keep the key's numbers, "
+            "jax.random.key_data(key), and make the key of them with jax.random.wrap_key_data."
+        )
     paths = dict(jax.tree.leaves_with_path(weights))
     state = [(path, x) for path, x in jax.tree.leaves_with_path(before) if x.shape]
     if elementwise and (other := [x.shape for _, x in state if x.shape not in shapes]):
