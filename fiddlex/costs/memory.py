@@ -116,7 +116,7 @@ def device_memory(
         weight_stash=slots.weight_stash * rows * layer.weight_stash(),
         inboxes=(slots.forward_inbox + slots.backward_inbox + 1) * layer.input,
         working=working + sizes.versions * (2 * rows if sizes.streamed else all_rows) * layer.copied(),
-        update=update,
+        update=update + weights.apart,
         inputs=sizes.batches * _batch(config),
         host_state=weights.host,
         host_weights=weights.host_weights,

@@ -76,6 +76,9 @@ class WeightBytes(NamedTuple):
     optimizer: int  # optimizer state, but that in `host`
     host: int = 0  # master weights and optimizer state in the memory of the host (`optimizer.offload`)
     streamed: int = 0  # what the device holds of `host` at a time while it updates them
+    # what an update of whole weights holds of all layers, by a function of the user's that is not elementwise: weights,
+    # gradients and state before it, and as much after it
+    apart: int = 0
     host_weights: int = 0  # the layers' compute weights and reduced gradients on the host (`pipeline.weights_memory`)
 
 
@@ -122,8 +125,10 @@ def weight_bytes(config: Config, rows: int, backend: Backend) -> WeightBytes:
     """
     network = network_of(config)
     layer, outer = list(leaves(network.layer)), list(network.outer)
-    stored = [_Stored.of(each, config, backend, rows=rows) for each in layer]
-    stored += [_Stored.of(each, config, backend) for each in outer]
+    of_layers = [_Stored.of(each, config, backend, rows=rows) for each in layer]
+    stored = of_layers + [_Stored.of(each, config, backend) for each in outer]
+    name = config.optimizer.name
+    of_all_ranks = config.mesh.pipe if is_function(name) and not rule_function(name).elementwise else 0
     here = [each for each in stored if not each.offloaded]
     return WeightBytes(
         layers=FLOAT32 * rows * _elements(layer, config),
@@ -135,6 +140,7 @@ def weight_bytes(config: Config, rows: int, backend: Backend) -> WeightBytes:
         optimizer=FLOAT32 * (sum(each.size * each.moments for each in here) + sum(each.factors for each in stored)),
         host=FLOAT32 * sum(each.whole for each in stored if each.offloaded),
         streamed=FLOAT32 * max(each.streamed(backend, with_gradient=config.pipeline.streams) for each in stored),
+        apart=FLOAT32 * 2 * of_all_ranks * sum(each.whole + each.size for each in of_layers),
         host_weights=_host_weights(config, rows, layer, backend) if config.pipeline.streams else 0,
     )
 
