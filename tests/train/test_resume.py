@@ -25,6 +25,7 @@ from fiddlex.train.run.checkpoints.file_digests import LIST
 from fiddlex.train.step import blockwise
 from fiddlex.train.step.feed import Feed
 from fiddlex.train.trainer import Trainer, load_trainer
+from tests.train.layouts import OWN
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ def test_resume_on_another_layout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(blockwise, "MIN_FACTORED_SIZE", 16)  # so that Adafactor factors these small matrices
-    config.model.num_layers, config.optimizer.name = 4, optimizer
+    config.model.num_layers, config.optimizer.name = 4, optimizer.replace("own:", f"{OWN}:")
     if semantics == "auto":
         config.pipeline.semantics_schedule, config.pipeline.switch_window = semantics, 1
         config.pipeline.switch_threshold, config.optimizer.warmup_steps = 0.9, 2
