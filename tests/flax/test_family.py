@@ -55,7 +55,7 @@ mesh  model schedule         v m layers          sp recompute optimizer     zero
 2x2x2 nnx   interleaved_1f1b 2 4 -               -  full      adamw         zero1 -       sync          -
 2x1x4 nnx   gpipe            1 2 -               -  none      sgd           zero1 -       sync          -
 1x2x4 linen zb_v             2 4 -               -  none      adamw         -     dropout stash         momentum,1,1
-2x2x1 nnx   zb_h1            1 4 3,1             -  none      own:muon      zero1 -       sync          -
+2x2x1 nnx   zb_h1            1 4 3,1             -  none      own:clipped   zero1 -       sync          -
 1x2x1 linen 1f1b             1 2 -               -  full      own:lamb      zero1 -       2bw           -
 """)
 
