@@ -1,5 +1,6 @@
 """Update rules and a learning rate as a user writes them, for the layouts of `tests.train.layouts`."""
 
+import functools
 from typing import Any
 
 import jax
@@ -42,15 +43,20 @@ def clipped(*, config: Any) -> optax.GradientTransformation:
 
 def adafactor(*, config: Any) -> optax.GradientTransformation:
     return optax.chain(
-        optax.scale_by_factored_rms(min_dim_size_to_factor=8, epsilon=1e-8), optax.clip_by_block_rms(1.0)
+        optax.scale_by_factored_rms(min_dim_size_to_factor=8, epsilon=1e-6), optax.clip_by_block_rms(1.0)
     )
 
 
 def muon(*, config: Any) -> optax.GradientTransformation:
-    def numbers(weights: Any) -> Any:
-        of_matrix = optax.contrib.MuonDimensionNumbers
-        return jax.tree.map(lambda x: of_matrix(0, tuple(range(1, x.ndim))) if x.ndim > 1 else None, weights)
+    """Muon for the matrices of layers, from inputs to outputs, and Adam for all other weights."""
 
+    def number(path: Any, x: Any) -> optax.contrib.MuonDimensionNumbers | None:
+        if path[0].key != "layers" or x.ndim < 2:
+            return None
+        inputs = x.ndim - 1 if path[-2].key == "out" else 1
+        return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), tuple(range(inputs, x.ndim)))
+
+    numbers = functools.partial(jax.tree.map_with_path, number)
     return optax.chain(optax.contrib.muon(1.0, eps=1e-5, muon_weight_dimension_numbers=numbers), optax.scale(-1))
 
 
