@@ -55,6 +55,7 @@ _PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; noth
 
 def main(argv: list[str]) -> None:
     """Compiles the missing cases and prints the table, or draws the results."""
+    assert _RESULTS.value  # the program requires it
     path = pathlib.Path(_RESULTS.value)
     cases = CASES_ON[_PLATFORM.value]
     results = read(path, cases)
