@@ -44,7 +44,7 @@ def train(
     delays: Callable[[int], Delays] | None = None,
     loss_fn: Callable[[Tree, Tree, jax.Array, Config], jax.Array] | None = None,
 ) -> dict[str, Any]:
-    """Losses, gradient norms, first gradient and final weights of plain training on `batches`, by default of a GPT.
+    """Losses, gradient norms, final weights and optimizer state of plain training on `batches`, by default of a GPT.
 
     `delays(step)` gives each part's delay: the gradient is taken at W(max(step − delay, 0)) and applied to the newest
     weights. With prediction (`config.pipeline`) it is taken at W(k) + D p(k), where k is max(step − delay, 0), D is the
@@ -61,9 +61,9 @@ def train(
 
     # No update rule looks from one tensor to another, so that each layer is updated alone, by one compiled program.
     # One of a function of the user's may.
-    in_parts = _whole if is_function(config.optimizer.name) else _in_parts
-    state = in_parts(jax.jit(optimizer.init), weights)
-    losses, norms, first_grads = [], [], None
+    each = _whole if is_function(config.optimizer.name) else in_parts
+    state = each(jax.jit(optimizer.init), weights)
+    losses, norms = [], []
     for number, batch in enumerate(batches):
         lag = delays(number) if delays else Delays(0, (0,) * len(weights["layers"]), 0)
 
@@ -88,21 +88,20 @@ def train(
         norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(grads)))
         most = config.optimizer.clip_norm
         scale = jnp.float32(most / norm if most and norm > most else 1)
-        updated = in_parts(functools.partial(update, scale=scale), weights, state, grads)
-        weights, state = (in_parts(lambda pair, i=i: pair[i], updated) for i in (0, 1))
+        updated = each(functools.partial(update, scale=scale), weights, state, grads)
+        weights, state = (each(lambda pair, i=i: pair[i], updated) for i in (0, 1))
         history.append(weights)
         if config.pipeline.prediction == "momentum":
             expected = scale if config.pipeline.prediction_order == 2 else jnp.float32(0)
-            updated = in_parts(functools.partial(update, scale=expected), weights, state, grads)
-            following = _in_parts(lambda pair: pair[0], updated)
+            updated = each(functools.partial(update, scale=expected), weights, state, grads)
+            following = each(lambda pair: pair[0], updated)
             scaled = jax.tree.map(lambda a, b: config.pipeline.prediction_scale * (a - b), following, weights)
             predicted.append(scaled)
         elif config.pipeline.prediction == "extrapolate":
             predicted.append(extrapolated(history, config))
-        first_grads = grads if first_grads is None else first_grads
         losses.append(float(loss))
         norms.append(float(norm))
-    return {"losses": losses, "norms": norms, "grads": first_grads, "weights": weights}
+    return {"losses": losses, "norms": norms, "weights": weights, "optimizer": state}
 
 
 def _table(weights: Tree) -> Tree:
@@ -121,7 +120,7 @@ def extrapolated(history: list[Tree], config: Config) -> Tree:
     return jax.tree.map(lambda a, b, c: scale * ((a - b) + momentum * ((a - b) - (b - c))), newest, before, earlier)
 
 
-def _in_parts(function: Callable[..., Any], weights: Tree, *others: Tree) -> Tree:
+def in_parts(function: Callable[..., Any], weights: Tree, *others: Tree) -> Tree:
     """What `function` gives for the embedding, each layer, and the head of the trees."""
     trees = (weights, *others)
     layers = [function(*parts) for parts in zip(*(tree["layers"] for tree in trees), strict=True)]

@@ -1,5 +1,7 @@
 """Flax modules that know nothing of fiddlex, of NNX and of Linen, and the plain loss of each on one device."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +11,7 @@ from flax import linen, nnx
 
 from fiddlex.config import Config
 from fiddlex.flax import family
+from tests.reference import compiled
 
 Tree = Any
 
@@ -139,10 +142,15 @@ NNX = family(embed=Embed, block=Block, head=Head)
 LINEN = family(embed=LinenEmbed, block=LinenBlock, head=LinenHead)
 
 
-def nnx_loss(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> jax.Array:
-    """Of one device, whose `head` has the embedding's table as `tokens`."""
+def plain_loss(embed: Any, block: Any, head: Any) -> Callable[[Tree, Tree, jax.Array, Config], jax.Array]:
+    """The loss of three modules, of NNX or Linen, that are called one after another on one device.
 
-    def module(kind: Any, values: Tree) -> Any:
+    A head that takes the module `embed` scores with its part `tokens`, whose weights `head` has too.
+    """
+
+    def bound(kind: Any, values: Tree, config: Config) -> Any:
+        if not issubclass(kind, nnx.Module):
+            return kind(config.model).bind({"params": values})
         made = kind(config.model, rngs=nnx.Rngs(0))
         flat = dict(_flat(values))
         for path, variable in nnx.to_flat_state(nnx.state(made, nnx.Param)):
@@ -150,33 +158,46 @@ def nnx_loss(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> j
         assert not flat
         return made
 
-    def called(kind: Any, values: Tree, x: jax.Array, layer: int) -> jax.Array:
-        def of_example(key: jax.Array, x: jax.Array) -> jax.Array:
-            made = module(kind, values)
+    def called(kind: Any, values: Tree, key: jax.Array | None, x: jax.Array, config: Config, **others: Any) -> Any:
+        if "deterministic" in inspect.signature(kind.__call__).parameters:
+            others["deterministic"] = False
+        if not issubclass(kind, nnx.Module):
+            rngs = {} if key is None else {"dropout": key}
+            return kind(config.model).apply({"params": values}, x, **others, rngs=rngs)
+        made = bound(kind, values, config)
+        if key is not None:
             nnx.reseed(made, default=jax.random.fold_in(key, 0))
-            return made(x[None])[0]
+        return made(x, **others)
 
-        return _by_example(of_example, x, layer, number, config) if config.model.dropout else module(kind, values)(x)
+    def part(kind: Any) -> Callable[..., jax.Array]:
+        def computed(values: Tree, x: jax.Array, layer: int, step: jax.Array, table: Tree, config: Config) -> jax.Array:
+            others = {}
+            if "embed" in inspect.signature(kind.__call__).parameters:
+                others["embed"] = bound(embed, table, config)
+            if not config.model.dropout:
+                return called(kind, values, None, x, config, **others)
+            return _by_example(
+                lambda k, x: called(kind, values, k, x[None], config, **others)[0], x, layer, step, config
+            )
 
-    x = called(Embed, weights["embedding"], batch["tokens"], len(weights["layers"]))
-    for layer, values in enumerate(weights["layers"]):
-        x = called(Block, values, x, layer)
-    head = {name: each for name, each in weights["head"].items() if name != "tokens"}
-    logits = module(Head, head)(x, module(Embed, weights["embedding"] | {"tokens": weights["head"]["tokens"]}))
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+        return computed
+
+    embedded, of_layer, scored = map(part, (embed, block, head))
+
+    def loss(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> jax.Array:
+        num_layers, table = len(weights["layers"]), weights["embedding"]
+        x = compiled(embedded, config)(table, batch["tokens"], num_layers, number, {})
+        for layer, values in enumerate(weights["layers"]):
+            x = compiled(of_layer, config)(values, x, layer, number, {})
+        values = dict(weights["head"])
+        table = table | {"tokens": values.pop("tokens")}
+        logits = compiled(scored, config)(values, x, num_layers + 1, number, table)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+
+    return loss
 
 
-def linen_loss(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> jax.Array:
-    x = LinenEmbed(config.model).apply({"params": weights["embedding"]}, batch["tokens"])
-    for layer, values in enumerate(weights["layers"]):
-
-        def of_example(key: jax.Array, x: jax.Array, values: Tree = values) -> jax.Array:
-            block = LinenBlock(config.model)
-            return block.apply({"params": values}, x[None], deterministic=False, rngs={"dropout": key})[0]
-
-        x = _by_example(of_example, x, layer, number, config)
-    logits = LinenHead(config.model).apply({"params": {k: v for k, v in weights["head"].items() if k != "tokens"}}, x)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+LOSSES = {"nnx": plain_loss(Embed, Block, Head), "linen": plain_loss(LinenEmbed, LinenBlock, LinenHead)}
 
 
 def _by_example(call: Any, x: jax.Array, layer: int, step: jax.Array, config: Config) -> jax.Array:

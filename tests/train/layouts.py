@@ -6,23 +6,27 @@ a level is). `further_layouts` has the layouts of the full tier.
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from fiddlex.config import Config, ModelConfig
 from fiddlex.data import Loader
+from fiddlex.train.run.transfer.weights import whole
 from fiddlex.train.trainer import Trainer
 from fiddlex.xla.ahead_of_time import places, runs
 from fiddlex.xla.compiled_collectives import collectives
 from tests import reference, reference_bert, reference_llama
-from tests.flax import modules
+from tests.flax.modules import LOSSES
+from tests.flax.published import PACKAGES
 from tests.train.bert import random_dataset
 
 TOLERANCE = 1e-5  # relative, float32, five or ten steps
 OWN = pathlib.Path(__file__).with_name("own_rules.py")
+FLAX = LOSSES | {name: each.loss for name, each in PACKAGES.items()}  # of Flax modules
 TABLES = pathlib.Path(__file__).parents[1] / "schedules"
 
 
@@ -34,7 +38,8 @@ class Case:
       mesh: devices along data, pipe and tensor, as in 2x1x4.
       model: gpt or gpt,untied; an objective of BERT with where its norms stand, as in mlm,pre; llama, whose heads of
         queries share one of keys in pairs, or llama,tied with one head of keys for all, biases of queries, keys and
-        values, and tied embeddings; nnx and linen are the Flax modules of tests/flax/modules.py.
+        values, and tied embeddings; nnx and linen are the Flax modules of tests/flax/modules.py, and others those of
+        tests/flax/published.py.
       schedule: a name, or that of a CSV file in tests/schedules; 1f1b,strict has `pipeline.order=strict`.
       v: stages on each rank.
       m: microbatches.
@@ -71,7 +76,7 @@ class Case:
 
     @property
     def num_steps(self) -> int:
-        return 5 if self.semantics == "sync" else 10
+        return 5 if self.semantics == "sync" and self.model not in PACKAGES else 10
 
     def apply(self, config: Config) -> Config:
         """Changes `config` into that of the case, and returns it."""
@@ -80,7 +85,7 @@ class Case:
             self._apply_llama(config.model, tied=norms == "tied")
         elif objective == "gpt":
             config.model.tied_embeddings = norms != "untied"
-        elif objective in ("nnx", "linen"):
+        elif objective in FLAX:
             config.model.family = objective
         else:
             config.model.family, config.model.objective, config.model.post_norm = "bert", objective, norms == "post"
@@ -278,27 +283,60 @@ mesh  model       schedule         v m layers  sp recompute optimizer     zero1 
 _references: dict[Any, dict[str, Any]] = {}
 
 
-def check_layout(case: Case, config: Config) -> None:
-    """Trains, and holds losses, gradient norms and weights against the reference's."""
+class Differences(NamedTuple):
+    """The largest relative differences from the reference."""
+
+    losses: float
+    gradients: float | None  # of a tensor's mean gradient, which the optimizer keeps; None where it is not compared
+    weights: float  # of a tensor
+
+
+def check_layout(case: Case, config: Config) -> Differences:
+    """Trains, and holds losses, gradient norms and weights against the reference's; gradients too, of Flax modules."""
     trainer = case.trainer(config)
     expected = _expected_training(case, trainer, trainer.weights())
     records = list(trainer.steps(case.num_steps))
-    np.testing.assert_allclose([r["loss"] for r in records], expected["losses"], rtol=TOLERANCE)
+    losses = np.asarray([r["loss"] for r in records])
+    np.testing.assert_allclose(losses, expected["losses"], rtol=TOLERANCE)
     np.testing.assert_allclose([r["grad_norm"] for r in records], expected["norms"], rtol=TOLERANCE)
-    weights = reference.unstack(trainer.weights())
-    assert jax.tree.structure(weights) == jax.tree.structure(expected["weights"])
-    for path, weight in jax.tree_util.tree_leaves_with_path(weights):
-        wanted = _leaf_at(expected["weights"], path)
-        if case.optimizer.startswith("adafactor") and jax.tree_util.keystr(path).endswith("['qkv']['bias']"):
-            continue  # it scales by the whole tensor's size and has no epsilon to damp the noise of the keys' bias
-        size = np.linalg.norm(wanted)
-        if jax.tree_util.keystr(path).endswith("['key']['bias']"):  # apart from others it is nothing but noise
-            size = np.linalg.norm(_leaf_at(expected["weights"], (*path[:-1], jax.tree_util.DictKey("kernel"))))
-        difference = np.linalg.norm(weight - wanted) / size
-        assert difference < TOLERANCE, f"{jax.tree_util.keystr(path)}: relative difference {difference:.2e}"
+
+    def size(path: Any, wanted: np.ndarray) -> Any:
+        name = jax.tree_util.keystr(path)
+        if case.optimizer.startswith("adafactor") and name.endswith("['qkv']['bias']"):
+            return np.inf  # it scales by the whole tensor's size and has no epsilon to damp the noise of the keys' bias
+        if name.endswith("['key']['bias']"):  # apart from others it is nothing but noise
+            wanted = _leaf_at(expected["weights"], (*path[:-1], jax.tree_util.DictKey("kernel")))
+        return np.linalg.norm(wanted)
+
+    weights = _largest_difference(reference.unstack(trainer.weights()), expected["weights"], size)
+    gradients = None
+    if trainer.config.model.family in FLAX:
+        gradients = _difference_of_gradients(trainer, expected["optimizer"])
     assert trainer._compiled is not None
     found = collectives(trainer._compiled.as_text() or "", places(trainer.mesh), runs(trainer.layout))
     assert not [each for each in found if each.count is None]
+    return Differences(float(np.max(np.abs(losses / expected["losses"] - 1))), gradients, weights)
+
+
+def _difference_of_gradients(trainer: Trainer, expected: Any) -> float:
+    """Of the mean that an optimizer with momentum keeps of all gradients, of which some are zero but for rounding."""
+    name = "trace" if trainer.config.optimizer.name == "sgd" else "mu"
+    kept = whole(optax.tree.get(trainer.state.optimizer, name), trainer._program.model, trainer.layout)
+    wanted = reference.in_parts(lambda state: optax.tree.get(state, name), expected)
+    least = 1e-3 * max(np.linalg.norm(each) for each in jax.tree.leaves(wanted))
+    return _largest_difference(reference.unstack(kept), wanted, lambda _, each: max(np.linalg.norm(each), least))
+
+
+def _largest_difference(found: Any, expected: Any, size: Callable[[Any, np.ndarray], Any]) -> float:
+    """Of the leaves' norms, relative to the size of each."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    largest = 0.0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+        wanted = _leaf_at(expected, path)
+        difference = float(np.linalg.norm(leaf - wanted) / size(path, wanted))
+        assert difference < TOLERANCE, f"{jax.tree_util.keystr(path)}: relative difference {difference:.2e}"
+        largest = max(largest, difference)
+    return largest
 
 
 def _expected_training(case: Case, trainer: Trainer, initial: Any) -> dict[str, Any]:
@@ -313,8 +351,7 @@ def _expected_training(case: Case, trainer: Trainer, initial: Any) -> dict[str, 
         if case.model.startswith("mlm"):
             assert len({batch["weights"].sum() for batch in batches}) != 1  # unequal counts of masked tokens
         family = {"gpt": reference.gpt_loss_fn, "llama": reference_llama.loss_fn, "bert": reference_bert.loss_fn}
-        family |= {"nnx": modules.nnx_loss, "linen": modules.linen_loss}
-        loss_fn = family[config.model.family]
+        loss_fn = (family | FLAX)[config.model.family]
         _references[key] = reference.train(config, initial, batches, lambda step: delays, loss_fn)
     return _references[key]
 

@@ -1,0 +1,78 @@
+"""Blocks that nobody here wrote train as plain Flax does on one device, and compute what their packages' models do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fiddlex.config import Config
+from fiddlex.config.families import FAMILIES
+from fiddlex.models.registry import make_model
+from tests import reference
+from tests.flax.published import PACKAGES
+from tests.train.layouts import Case, cases, check_layout
+
+# Each for every package, ten steps. The default tier has the first for one package of Linen and one of NNX.
+LAYOUTS = cases("""
+mesh  model schedule         v m layers  sp recompute optimizer zero1 dropout semantics     prediction
+2x2x1 -     1f1b             1 4 -       -  none      adamw     zero1 -       sync          -
+8x1x1 -     gpipe            1 2 -       -  none      adamw     zero1 -       sync          -
+1x4x1 -     gpipe            1 4 -       -  full      adamw     -     dropout sync          -
+2x4x1 -     1f1b             1 8 -       -  none      adamw     zero1 dropout sync          -
+1x2x1 -     zb_h1            1 4 3,1     -  none      adamw     -     -       sync          -
+1x4x1 -     zb_h2            1 8 -       -  full      sgd       -     -       sync          -
+2x2x1 -     zb_v             2 4 1,1,1,2 -  none      lamb      zero1 dropout sync          -
+1x2x1 -     dual_pipe_v      2 4 -       -  full      adamw     zero1 -       sync          -
+2x2x1 -     breadth_first    2 4 -       -  none      adamw     zero1 -       sync          -
+2x2x1 -     interleaved_1f1b 2 4 -       -  none      adamw     zero1 dropout 2bw           extrapolate,1,1
+1x4x1 -     1f1b             1 4 -       -  none      adamw     -     -       stash         -
+2x2x1 -     1f1b             1 2 -       -  full      lamb      zero1 -       vertical_sync momentum,1,1
+4x2x1 -     zb_h1            1 2 -       -  none      adamw     zero1 dropout delay:2       -
+1x2x2 -     1f1b             1 4 -       -  none      adamw     -     -       sync          -
+2x2x2 -     interleaved_1f1b 2 4 -       -  full      adamw     zero1 dropout 2bw           extrapolate,1,1
+2x1x4 -     gpipe            1 2 -       -  none      sgd       zero1 -       sync          -
+""")
+DEFAULT = ("gpt2", "dantinox")
+
+
+def parameters() -> list[object]:
+    return [
+        pytest.param(
+            dataclasses.replace(layout, model=name),
+            marks=() if number == 0 and name in DEFAULT else pytest.mark.long,
+        )
+        for name in PACKAGES
+        for number, layout in enumerate(LAYOUTS)
+    ]
+
+
+def use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(PACKAGES[name].module)
+    monkeypatch.setitem(FAMILIES, name, PACKAGES[name].family)
+
+
+@pytest.mark.parametrize("layout", parameters(), ids=str)
+def test_every_layout_trains_as_plain_flax_does(
+    layout: Case, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(layout.model, monkeypatch)
+    print(layout, check_layout(layout, tiny_config))  # `-s` shows the largest differences
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_plain_loss_is_that_of_the_package_s_own_model(
+    name: str, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(name, monkeypatch)
+    tiny_config.model.family = name
+    made = make_model(tiny_config).init
+    weights = reference.unstack(jax.jit(lambda key: made(key, range(2)))(jax.random.key(0)))
+    tokens, targets = np.random.default_rng(0).integers(0, 257, (2, 2, 16)).astype(np.int32)
+    logits = jax.jit(lambda weights: PACKAGES[name].whole(weights, tokens, tiny_config.model))(weights)
+    expected = optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    weights["head"]["tokens"] = weights["embedding"].get("tokens", {})
+    loss = PACKAGES[name].loss(weights, {"tokens": tokens, "targets": targets}, jnp.int32(0), tiny_config)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
