@@ -323,10 +323,7 @@ class TracedArray(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Traced(Operation):
-    """A whole layer, counted in a trace of the code that computes it.
-
-    Sizes are those of one tensor rank, for the number of ranks in the config that the layer was traced for.
-    """
+    """A whole layer, counted in a trace of its code, with sizes on one of as many tensor ranks as the config has."""
 
     with_weights: tuple[Product, ...]
     without_weights: tuple[InnerProduct, ...]
@@ -351,10 +348,7 @@ class Traced(Operation):
         return self.holds.of(arrays)
 
     def saved(self, arrays: DeviceArrays, before: Operation) -> list[Saved]:
-        return [
-            Saved(each.elements.of(arrays), each.width, each.itemsize, is_input=not each.is_encoded)
-            for each in self.saves
-        ]
+        return [Saved(x.elements.of(arrays), x.width, x.itemsize, is_input=not x.is_encoded) for x in self.saves]
 
     def left(self, arrays: DeviceArrays) -> int:
         return (self.leaves_again if FULL in arrays.recompute else self.leaves).of(arrays)
