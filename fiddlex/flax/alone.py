@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
@@ -177,6 +178,9 @@ def _moved(x: Any, given: Place, wanted: Place) -> Any:
         if not isinstance(wanted, int):
             return lax.psum(x, "tensor")
         return lax.psum_scatter(x, "tensor", scatter_dimension=wanted, tiled=True)
+    if wanted == SUM:
+        x = as_varying_over(x, frozenset({"tensor"}))
+        return jnp.where(lax.axis_index("tensor") == 0, x, jnp.zeros_like(x))
     if given is not None:
         x = lax.all_gather(x, "tensor", axis=given, tiled=True, to="invarying")
     if not isinstance(wanted, int):

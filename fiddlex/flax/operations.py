@@ -192,7 +192,8 @@ def _pad(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule |
     return Rule([place, None], [place])
 
 
-LINEAR = {"add", "add_any", "sub", "neg", "copy", "convert_element_type", "reduce_sum"}
+ADDING = {"add", "add_any", "sub"}  # with a whole array and terms of another, which stay terms
+LINEAR = ADDING | {"neg", "copy", "convert_element_type", "reduce_sum"}
 LINEAR |= {"broadcast_in_dim", "reshape", "transpose", "squeeze"}
 _ELEMENTWISE = {
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from fiddlex.flax.operations import LINEAR, SUM, Place, Rule, rule_of, shape_of
+from fiddlex.flax.operations import ADDING, LINEAR, SUM, Place, Rule, rule_of, shape_of
 
 KEPT = "kept"  # in place of a result's place: the one that it has, but no terms
 
@@ -66,11 +66,13 @@ def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ra
 
     def planned(equation: core.JaxprEqn) -> Step:
         nonlocal flops, exchanged
-        # Whoever needs the sum needs it once, before all who could take terms.
+        # Whoever needs a sum needs it once, before all who could take terms. Until then terms stay terms.
         given = [None if isinstance(name, core.Literal) else made[name] for name in equation.invars]
         if any(place == SUM and name in summed for place, name in zip(given, equation.invars, strict=True)):
             given = [None if place == SUM else place for place in given]
-        rule, body = _rule(equation, given, ranks)
+        # A whole array is a term on one rank.
+        joins = equation.primitive.name in ADDING and set(given) == {SUM, None} and equation.outvars[0] not in summed
+        rule, body = (Rule([SUM, SUM], [SUM]), None) if joins else _rule(equation, given, ranks)
         moves = [moved(name, place) for name, place in zip(equation.invars, rule.wanted, strict=True)]
         made.update(zip(equation.outvars, rule.outputs, strict=True))
         if equation.primitive.name == "dot_general":
