@@ -20,19 +20,19 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from fiddlex.flax.operations import SUM, Place
-from fiddlex.flax.partition import KEPT, Plan, Step, plan, scan_sizes
+from fiddlex.flax.operations import SUM, Cut, Place, stored_whole
+from fiddlex.flax.partition import KEPT, Plan, Step, of_gradient, plan, scan_sizes
 
 Tree = Any
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["dimension"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["place"])
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """A tensor rank's part of an array, along a dimension."""
+    """A tensor rank's part of an array."""
 
     array: jax.Array
-    dimension: int
+    place: Cut
 
 
 def alone(
@@ -48,10 +48,16 @@ def alone(
 
     def parts(weights: Tree) -> Tree:
         leaves, structure = jax.tree.flatten(weights)
-        return jax.tree.unflatten(structure, map(_as_part, leaves, places or [None] * len(leaves)))
+        used = [
+            _moved(x, None, place) if stored_whole(place) else x for x, place in zip(leaves, of(leaves), strict=True)
+        ]
+        return jax.tree.unflatten(structure, map(_as_part, used, of(leaves)))
+
+    def of(leaves: list[Any]) -> Sequence[Place]:
+        return places or [None] * len(leaves)
 
     value, derivative = _Inlined(function, [None]), _Inlined(functools.partial(_with_vjp, function), [None])
-    pulled = _Inlined(_pull, [*places, None] if places else [])
+    pulled = _Inlined(_pull, [*map(of_gradient, places), None] if places else [])
 
     @jax.custom_vjp
     def evaluated(weights: Tree, x: jax.Array, again: Tree) -> Tree:
@@ -72,7 +78,10 @@ def alone(
         axes = frozenset[str]().union(*map(axes_of, jax.tree.leaves((weights, x, again))))
         axes -= {"tensor"} if places else set()
         weights, x = jax.tree.map(lambda leaf: as_varying_over(leaf, axes), (weights, x))
-        return evaluated(weights, x, again)
+        # Of these each rank computes a term of the gradient.
+        leaves, structure = jax.tree.flatten(weights)
+        terms = [axes | {"tensor"} if stored_whole(place) else axes for place in of(leaves)]
+        return evaluated(jax.tree.unflatten(structure, map(as_varying_over, leaves, terms)), x, again)
 
     return called
 
@@ -86,7 +95,7 @@ def _pull(vjp: Callable[[Tree], tuple[Tree, Tree]], dy: Tree) -> tuple[Tree, Tre
 
 
 def _as_part(array: jax.Array, place: Place) -> Any:
-    return _Part(array, place) if isinstance(place, int) else array
+    return _Part(array, place) if isinstance(place, Cut) else array
 
 
 def _is_part(leaf: Any) -> bool:
@@ -131,7 +140,7 @@ class _Inlined:
 
     def __call__(self, *args: Tree) -> Tree:
         parts, structure = jax.tree.flatten(args, is_leaf=_is_part)
-        places = [each.dimension if _is_part(each) else None for each in parts]
+        places = [each.place if _is_part(each) else None for each in parts]
         arrays = [each.array if _is_part(each) else each for each in parts]
         ranks = lax.axis_size("tensor") if any(place is not None for place in places) else 1
         types = list(map(functools.partial(_whole, ranks=ranks), arrays, places))
@@ -154,7 +163,8 @@ class _Inlined:
 def _whole(array: jax.Array, place: Place, *, ranks: int) -> jax.ShapeDtypeStruct:
     """The type of the array of which this is a rank's part."""
     leaf = jax.typeof(array)
-    shape = tuple(size * ranks if i == place else size for i, size in enumerate(leaf.shape))
+    dimension = place.dimension if isinstance(place, Cut) else None
+    shape = tuple(size * ranks if i == dimension else size for i, size in enumerate(leaf.shape))
     return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)
 
 
@@ -175,19 +185,43 @@ def _moved(x: Any, given: Place, wanted: Place) -> Any:
     if given == wanted:
         return x
     if given == SUM:
-        if not isinstance(wanted, int):
+        if not isinstance(wanted, Cut):
             return lax.psum(x, "tensor")
-        return lax.psum_scatter(x, "tensor", scatter_dimension=wanted, tiled=True)
-    if wanted == SUM:
-        x = as_varying_over(x, frozenset({"tensor"}))
-        return jnp.where(lax.axis_index("tensor") == 0, x, jnp.zeros_like(x))
-    if given is not None:
-        x = lax.all_gather(x, "tensor", axis=given, tiled=True, to="invarying")
-    if not isinstance(wanted, int):
+        pieces, axis = _pieces(x, wanted)
+        return _joined(lax.psum_scatter(pieces, "tensor", scatter_dimension=axis, tiled=True), axis, wanted)
+    if isinstance(given, Cut):
+        pieces, axis = _pieces(x, given)
+        if wanted == SUM:
+            size = pieces.shape[axis]
+            shape = (*pieces.shape[:axis], size * lax.axis_size("tensor"), *pieces.shape[axis + 1 :])
+            first = lax.axis_index("tensor") * size
+            return _joined(
+                lax.dynamic_update_slice_in_dim(jnp.zeros_like(x, shape=shape), pieces, first, axis), axis, given
+            )
+        x = _joined(lax.all_gather(pieces, "tensor", axis=axis, tiled=True, to="invarying"), axis, given)
+    if wanted is None:
         return x
-    size = x.shape[wanted] // lax.axis_size("tensor")
     x = as_varying_over(x, frozenset({"tensor"}))
-    return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * size, size, wanted)
+    if not isinstance(wanted, Cut):
+        return jnp.where(lax.axis_index("tensor") == 0, x, jnp.zeros_like(x))
+    pieces, axis = _pieces(x, wanted)
+    size = pieces.shape[axis] // lax.axis_size("tensor")
+    return _joined(lax.dynamic_slice_in_dim(pieces, lax.axis_index("tensor") * size, size, axis), axis, wanted)
+
+
+def _pieces(x: jax.Array, place: Cut) -> tuple[jax.Array, int]:
+    """The array with its pieces along a dimension of their own, and the dimension along which these are cut."""
+    if place.pieces == 1:
+        return x, place.dimension
+    before, after = x.shape[: place.dimension], x.shape[place.dimension + 1 :]
+    return x.reshape(*before, place.pieces, -1, *after), place.dimension + 1
+
+
+def _joined(pieces: jax.Array, axis: int, place: Cut) -> jax.Array:
+    """The inverse of `_pieces`."""
+    if axis == place.dimension:
+        return pieces
+    return pieces.reshape(*pieces.shape[: axis - 1], -1, *pieces.shape[axis + 1 :])
 
 
 def _run(

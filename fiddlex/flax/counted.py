@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.flax.alone import Trace
 from fiddlex.flax.model import Functions, Keys
-from fiddlex.flax.operations import Place, cut
+from fiddlex.flax.operations import Cut, Place, cut
 from fiddlex.flax.partition import Plan, Step, plan
 from fiddlex.models.weights import Weights
 from fiddlex.pipeline.residuals import SplitVjp
@@ -146,7 +146,7 @@ class Sizes(NamedTuple):
         mesh = AbstractMesh((ranks,), ("tensor",), axis_types=(AxisType.Auto,))
         leaves, structure = jax.tree.flatten(weights)
         specs = [
-            P(*("tensor" if i == place else None for i in range(leaf.ndim)))
+            P(*("tensor" if Cut(i) == place else None for i in range(leaf.ndim)))
             for leaf, place in zip(leaves, functions.places, strict=True)
         ]
         in_specs = jax.tree.unflatten(structure, specs), P(), P()

@@ -14,12 +14,33 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.extend import core
 
-# What a rank has of an array. None: the whole, as all ranks; an int: a part along this dimension, the r-th of equal
-# parts on rank r; SUM: a term, which has the shape of the whole, of the sum over the ranks.
-Place = int | str | None
+
+class Cut(NamedTuple):
+    """A part of an array along a dimension: of each of equal pieces, one after another, the r-th part on rank r.
+
+    A fused projection of queries, keys and values has three pieces.
+    """
+
+    dimension: int
+    pieces: int = 1
+
+    def at(self, dimension: int) -> "Cut":
+        return Cut(int(dimension), self.pieces)
+
+
+# What a rank has of an array. None: the whole, as all ranks; SUM: a term, which has the shape of the whole, of the sum
+# over the ranks.
+Place = Cut | str | None
 SUM = "sum"
 
 Shape = tuple[int, ...]
+
+
+def stored_whole(place: Place) -> bool:
+    """Whether a weight of which ranks have such parts is stored whole: arrays are stored in one piece."""
+    return isinstance(place, Cut) and place.pieces > 1
+
+
 _SAME: Mapping[str, Any] = types.MappingProxyType({})
 
 
@@ -63,14 +84,14 @@ _Rules = Callable[[core.JaxprEqn, Sequence[Place], int], Rule | None]  # None: i
 
 
 def _elementwise(equation: core.JaxprEqn, places: Sequence[Place]) -> Rule | None:
-    dimensions = collections.Counter(place for place in places if isinstance(place, int))
-    if not dimensions:
+    cuts = collections.Counter(place for place in places if isinstance(place, Cut))
+    if not cuts:
         return None
-    ((dimension, _),) = dimensions.most_common(1)
-    size = shape_of(equation.outvars[0])[dimension]
+    ((place, _),) = cuts.most_common(1)
+    size = shape_of(equation.outvars[0])[place.dimension]
     shapes = map(shape_of, equation.invars)  # an operand may be a scalar, or have one element along a dimension
-    wanted = [dimension if shape and shape[dimension] == size else None for shape in shapes]
-    return Rule(wanted, [dimension] * len(equation.outvars))
+    wanted = [place if shape and shape[place.dimension] == size else None for shape in shapes]
+    return Rule(wanted, [place] * len(equation.outvars))
 
 
 def _barrier(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
@@ -81,63 +102,79 @@ def _barrier(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Ru
 
 def _dot_general(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
     del ranks
-    sides = [place if isinstance(place, int) else None for place in places]
-    ranked = sorted((side for side in (0, 1) if sides[side] is not None), key=lambda side: -_size(equation, side))
+    sides = [side for side, place in enumerate(places) if isinstance(place, Cut)]
+    largest = max(sides, key=lambda side: math.prod(shape_of(equation.invars[side])), default=None)
     # The other side is brought to what the larger one has: a part of it, or the whole.
-    return _product(equation, ranked[0], sides[ranked[0]]) if ranked else None
-
-
-def _size(equation: core.JaxprEqn, side: int) -> int:
-    return math.prod(shape_of(equation.invars[side]))
+    return None if largest is None else _product(equation, largest, places[largest])
 
 
 def _product(equation: core.JaxprEqn, side: int, place: Any) -> Rule:
-    """A product whose factor on a side, 0 or 1, is in parts along a dimension."""
+    """A product whose factor on a side, 0 or 1, is in parts."""
     contracted, batched = equation.params["dimension_numbers"]
-    mine, other = side, 1 - side
+    mine, other, dimension = side, 1 - side, place.dimension
     wanted: list[Place] = [None, None]
     wanted[mine] = place
-    if place in contracted[mine]:
-        wanted[other] = int(contracted[other][contracted[mine].index(place)])
+    if dimension in contracted[mine]:
+        wanted[other] = place.at(contracted[other][contracted[mine].index(dimension)])
         return Rule(wanted, [SUM])
-    if place in batched[mine]:
-        wanted[other] = int(batched[other][batched[mine].index(place)])
-        return Rule(wanted, [batched[mine].index(place)])
+    if dimension in batched[mine]:
+        wanted[other] = place.at(batched[other][batched[mine].index(dimension)])
+        return Rule(wanted, [place.at(batched[mine].index(dimension))])
     # The result has the batch, then the free dimensions of the left factor, then those of the right one.
     free = [
         [i for i in range(len(shape_of(factor))) if i not in (*contracted[n], *batched[n])]
         for n, factor in enumerate(equation.invars)
     ]
-    return Rule(wanted, [len(batched[0]) + len(free[0]) * side + free[side].index(place)])
+    return Rule(wanted, [place.at(len(batched[0]) + len(free[0]) * side + free[side].index(dimension))])
 
 
 def _broadcast_in_dim(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
     (place,), shape = places, equation.params["shape"]
-    to = int(equation.params["broadcast_dimensions"][place]) if isinstance(place, int) else None  # from numpy's
+    to = place.at(equation.params["broadcast_dimensions"][place.dimension]) if isinstance(place, Cut) else None
     return Rule(places, [to], {"shape": cut(shape, to, ranks)})
 
 
 def _reshape(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
     (place,), shape = places, equation.params["new_sizes"]
-    if not isinstance(place, int):
+    if not isinstance(place, Cut):
         return Rule(places, [None])
-    before = math.prod(shape_of(equation.invars[0])[:place])
-    # Parts of the array are parts of any dimension that begins where theirs does.
-    starts = itertools.accumulate(shape, operator.mul, initial=1)
-    fitting = [i for i, (start, size) in enumerate(zip(starts, shape, strict=False)) if start == before]
-    fitting = [i for i in fitting if shape[i] > 1 and shape[i] % ranks == 0]
-    return Rule(places, [fitting[0]], {"new_sizes": cut(shape, fitting[0], ranks)}) if fitting else None
+    to = _reshaped(shape_of(equation.invars[0]), shape, place, ranks)
+    return to and Rule(places, [to], {"new_sizes": cut(shape, to, ranks)})
+
+
+def _reshaped(before: Shape, after: Shape, place: Cut, ranks: int) -> Cut | None:
+    """Where parts of an array are when it has another shape; None where they are no parts along one dimension."""
+    outside = math.prod(before[: place.dimension])
+    starts = list(itertools.accumulate(after, operator.mul, initial=1))
+    for i, size in enumerate(after):
+        # The pieces of a dimension may become one of their own, before that which has their parts.
+        begins = starts[i] == outside * place.pieces and (place.pieces == 1 or outside in starts[:i])
+        if begins and size > 1 and size % ranks == 0:
+            return Cut(i)
+        if starts[i] == outside and size == before[place.dimension]:
+            return place.at(i)
+    if place.pieces > 1:
+        return None
+    for first in range(place.dimension):  # dimensions before the parts may become one with theirs
+        pieces, start = math.prod(before[first : place.dimension]), math.prod(before[:first])
+        within = pieces * before[place.dimension]
+        for i, size in enumerate(after):
+            if starts[i] == start and size % within == 0 and math.prod(before[first:]) % size == 0 and size >= within:
+                return Cut(i, pieces)
+    return None
 
 
 def cut(shape: Sequence[int], place: Place, ranks: int) -> Shape:
     """The shape of what a rank has of an array."""
-    return tuple(size // ranks if i == place else size for i, size in enumerate(shape))
+    dimension = place.dimension if isinstance(place, Cut) else None
+    return tuple(size // ranks if i == dimension else size for i, size in enumerate(shape))
 
 
 def _transpose(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
     del ranks
     (place,) = places
-    return Rule(places, [place if place is None else equation.params["permutation"].index(place)])
+    order = equation.params["permutation"]
+    return Rule(places, [place.at(order.index(place.dimension)) if isinstance(place, Cut) else place])
 
 
 def _removed(parameter: str) -> _Rules:
@@ -146,11 +183,11 @@ def _removed(parameter: str) -> _Rules:
     def rule(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
         del ranks
         (place,), gone = places, equation.params[parameter]
-        if place in gone:
-            return Rule(places, [SUM]) if equation.primitive.name == "reduce_sum" else None
-        if not isinstance(place, int):
+        if not isinstance(place, Cut):
             return Rule(places, [None])
-        return Rule(places, [place - sum(int(each) < place for each in gone)])
+        if place.dimension in gone:
+            return Rule(places, [SUM]) if equation.primitive.name == "reduce_sum" else None
+        return Rule(places, [place.at(place.dimension - sum(int(each) < place.dimension for each in gone))])
 
     return rule
 
@@ -160,13 +197,30 @@ def _along(parameter: str) -> _Rules:
 
     def rule(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
         del ranks
-        along, dimensions = equation.params[parameter], [place for place in places if isinstance(place, int)]
+        along, cuts = equation.params[parameter], [place for place in places if isinstance(place, Cut)]
         along = along if isinstance(along, tuple) else (along,)
-        if not dimensions or dimensions[0] in along:
+        if not cuts or cuts[0].dimension in along:
             return None
-        return Rule([dimensions[0]] * len(places), [dimensions[0]] * len(equation.outvars))
+        return Rule([cuts[0]] * len(places), [cuts[0]] * len(equation.outvars))
 
     return rule
+
+
+def _split(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
+    (place,), sizes = places, equation.params["sizes"]
+    if not isinstance(place, Cut) or place.dimension != equation.params["axis"]:
+        return _along("axis")(equation, places, ranks)
+    if len(sizes) != place.pieces or len(set(sizes)) > 1:
+        return None
+    return Rule(places, [Cut(place.dimension)] * len(sizes), {"sizes": tuple(size // ranks for size in sizes)})
+
+
+def _concatenate(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
+    along = Cut(equation.params["dimension"])
+    sizes = {shape_of(name)[along.dimension] for name in equation.invars}
+    if along not in places or len(sizes) > 1:
+        return _along("dimension")(equation, places, ranks)
+    return Rule([along] * len(places), [Cut(along.dimension, len(places))])
 
 
 def _sliced(parameter: str) -> _Rules:
@@ -174,22 +228,41 @@ def _sliced(parameter: str) -> _Rules:
 
     def rule(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
         (place, *others), sizes = places, equation.params[parameter]
-        if not isinstance(place, int):
+        if not isinstance(place, Cut):
             return None
-        full = shape_of(equation.outvars[0])[place] == shape_of(equation.invars[0])[place]
-        if not full:
-            return None
+        whole, taken = (shape_of(name)[place.dimension] for name in (equation.invars[0], equation.outvars[0]))
+        if taken != whole:
+            return _one_piece(equation, place, ranks)
         return Rule([place, *[None] * len(others)], [place], {parameter: cut(sizes, place, ranks)})
 
     return rule
 
 
-def _pad(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
-    del ranks
-    place = places[0]
-    if not isinstance(place, int) or any(equation.params["padding_config"][place]):
+def _one_piece(equation: core.JaxprEqn, place: Cut, ranks: int) -> Rule | None:
+    """Of a slice that takes one of the pieces of which a rank has parts."""
+    if equation.primitive.name != "slice" or equation.params["strides"]:
         return None
-    return Rule([place, None], [place])
+    size = shape_of(equation.invars[0])[place.dimension] // place.pieces
+    ends = [equation.params[name] for name in ("start_indices", "limit_indices")]
+    start, limit = (each[place.dimension] for each in ends)
+    if start % size or limit - start != size:
+        return None
+    params = dict(zip(("start_indices", "limit_indices"), (cut(each, place, ranks) for each in ends), strict=True))
+    return Rule([place], [Cut(place.dimension)], params)
+
+
+def _pad(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
+    (place, _), config = places, equation.params["padding_config"]
+    if not isinstance(place, Cut):
+        return None
+    low, high, between = config[place.dimension]
+    if not (low or high or between):
+        return Rule([place, None], [place])
+    size = shape_of(equation.invars[0])[place.dimension]
+    if place.pieces > 1 or between or low < 0 or high < 0 or low % size or high % size:
+        return None
+    here = [(low // ranks, high // ranks, 0) if i == place.dimension else each for i, each in enumerate(config)]
+    return Rule([place, None], [Cut(place.dimension, (low + size + high) // size)], {"padding_config": tuple(here)})
 
 
 ADDING = {"add", "add_any", "sub"}  # with a whole array and terms of another, which stay terms
@@ -214,8 +287,8 @@ _RULES: dict[str, _Rules] = {
     "slice": _sliced("limit_indices"),
     "dynamic_slice": _sliced("slice_sizes"),
     "pad": _pad,
-    "split": _along("axis"),
-    "concatenate": _along("dimension"),
+    "split": _split,
+    "concatenate": _concatenate,
     "sort": _along("dimension"),
     "rev": _along("dimensions"),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),

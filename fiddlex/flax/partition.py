@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from fiddlex.flax.operations import ADDING, LINEAR, SUM, Place, Rule, rule_of, shape_of
+from fiddlex.flax.operations import ADDING, LINEAR, SUM, Cut, Place, Rule, rule_of, shape_of, stored_whole
 
+PIECES = (2, 3)  # of fused projections: gate and value; queries, keys and values
 KEPT = "kept"  # in place of a result's place: the one that it has, but no terms
 
 
@@ -57,7 +58,7 @@ def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ra
         if isinstance(name, core.Literal):
             return None, place
         given = made[name]
-        if given not in (place, None) and not (place is None and name in gathered):
+        if given not in (place, None) and place != SUM and not (place is None and name in gathered):
             exchanged += math.prod(shape_of(name)) * (2 if given == SUM and place is None else 1)
         if place is None:  # whoever takes the whole next has it
             gathered.add(name)
@@ -111,8 +112,9 @@ def _scan(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> tuple
     constants, carries, _ = scan_sizes(equation)
     body = equation.params["jaxpr"].jaxpr
     outer = [None if place == SUM else place for place in places]
-    outer[constants + carries :] = [place or None for place in outer[constants + carries :]]  # not along the scan
-    scanned = [place if place is None else int(place) - 1 for place in outer[constants + carries :]]
+    # Not along the scan.
+    outer[constants + carries :] = [place if _dimension(place) else None for place in outer[constants + carries :]]
+    scanned = [_moved(place, -1) for place in outer[constants + carries :]]
     carried, settled = outer[constants : constants + carries], [False] * carries
     while True:
         given = [*outer[:constants], *carried, *scanned]
@@ -126,8 +128,16 @@ def _scan(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> tuple
                 settled[i] |= before is not None
     final = plan(body, given, [*carried, *[KEPT] * (len(body.outvars) - carries)], ranks)
     outer[constants : constants + carries] = carried
-    of_steps = [place if place is None else int(place) + 1 for place in final.places[carries:]]
+    of_steps = [_moved(place, 1) for place in final.places[carries:]]
     return Rule(outer, [*carried, *of_steps]), final
+
+
+def _dimension(place: Place) -> int:
+    return place.dimension if isinstance(place, Cut) else 0
+
+
+def _moved(place: Place, dimensions: int) -> Place:
+    return place.at(place.dimension + dimensions) if isinstance(place, Cut) else place
 
 
 def scan_sizes(equation: core.JaxprEqn) -> tuple[int, int, int]:
@@ -139,12 +149,21 @@ def scan_sizes(equation: core.JaxprEqn) -> tuple[int, int, int]:
     return others - carries, carries, len(equation.invars) - others
 
 
+def of_gradient(place: Place) -> Place:
+    """What a rank is to have of the gradient of a weight.
+
+    A weight that is cut in pieces is stored whole. Each rank has the gradient of its part among zeros, and the ranks
+    add these up once per batch.
+    """
+    return SUM if stored_whole(place) else place
+
+
 def choose(jaxpr: core.Jaxpr, num_weights: int, ranks: int, *, exchange: float) -> list[Place]:
     """The part of each weight with which a layer's step is cheapest, as far as a greedy search finds it.
 
     The search gives a rank a part of one weight, and of all other weights the parts of which it then has the gradients:
     a part of one kernel of a multilayer perceptron or of attention decides on the others. What makes the step cheaper
-    is kept.
+    is kept. Last it tries two and three pieces of what is whole.
 
     Args:
       jaxpr: a trace of the layer's value and gradients. Its first arguments are the weights, and its results the value,
@@ -159,7 +178,7 @@ def choose(jaxpr: core.Jaxpr, num_weights: int, ranks: int, *, exchange: float) 
         return plan(jaxpr, [*places, *others], [None, *gradients, None], ranks)
 
     def cost(places: Sequence[Place]) -> float:
-        found = planned(places, places)
+        found = planned(places, list(map(of_gradient, places)))
         return found.flops + exchange * found.exchanged
 
     def followed(places: list[Place]) -> list[Place]:
@@ -168,13 +187,17 @@ def choose(jaxpr: core.Jaxpr, num_weights: int, ranks: int, *, exchange: float) 
         return places if further == places else followed(further)
 
     places: list[Place] = [None] * num_weights
-    best, changed = cost(places), ranks > 1
-    while changed:
-        changed = False
-        for i, name in enumerate(jaxpr.invars[:num_weights]):
-            for dimension, size in enumerate(shape_of(name)):
-                if size % ranks == 0 and dimension != places[i]:
-                    tried = followed([*places[:i], dimension, *places[i + 1 :]])
-                    if (found := cost(tried)) < best:
-                        places, best, changed = tried, found, True
+    best = cost(places)
+    for pieces in (1, *PIECES) if ranks > 1 else ():
+        changed = True
+        while changed:
+            changed = False
+            for i, name in enumerate(jaxpr.invars[:num_weights]):
+                for dimension, size in enumerate(shape_of(name)):
+                    tried = Cut(dimension, pieces)
+                    if size % (ranks * pieces) or tried == places[i] or (pieces > 1 and places[i] is not None):
+                        continue
+                    other = followed([*places[:i], tried, *places[i + 1 :]])
+                    if (found := cost(other)) < best:
+                        places, best, changed = other, found, True
     return places

@@ -10,7 +10,7 @@ from fiddlex.config import Config
 from fiddlex.errors import ConfigError
 from fiddlex.flax.alone import Trace
 from fiddlex.flax.model import Functions, Keys, plain_functions
-from fiddlex.flax.operations import Place
+from fiddlex.flax.operations import Cut, Place
 from fiddlex.flax.partition import choose
 from fiddlex.flax.parts import Part, Path, flat
 from fiddlex.flax.traced import shapes_of, weights_of
@@ -62,7 +62,7 @@ def _by_rules(path: Path, shape: Sequence[int], axes: Sequence[Any], rules: Rule
             f"{name} is {list(shape)}, and mesh.tensor={ranks} does not divide the size of its logical axis "
             f"{axes[shared[0]]!r}. Use another mesh.tensor, or map the axis to None (family(…, rules=…))."
         )
-    return shared[0]
+    return Cut(shared[0])
 
 
 def warn_of_whole(config: Config, functions: Functions) -> None:

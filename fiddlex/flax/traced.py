@@ -17,7 +17,7 @@ from fiddlex.config import Config
 from fiddlex.errors import ConfigError
 from fiddlex.flax.counted import Counted, Sizes, products
 from fiddlex.flax.model import SHARING, Functions, Keys
-from fiddlex.flax.operations import Place
+from fiddlex.flax.operations import Cut, Place, stored_whole
 from fiddlex.models.spec import (
     InnerProduct,
     Matrix,
@@ -108,8 +108,9 @@ def _parameters(
         decays = len(shape.shape) > 1 and path[-1].key not in _UNDECAYED
         matrix = Matrix((0,), (1,)) if path[-1].key == "kernel" and len(shape.shape) == 2 else None
         place = places[next(number)] if places else None
-        axes = tuple("features" if i == place else None for i in range(len(shape.shape)))
-        return Parameter(shape.shape, axes, decays=decays, matrix=matrix, partial=partial)
+        axes = tuple("features" if Cut(i) == place else None for i in range(len(shape.shape)))
+        terms = ("tensor",) if stored_whole(place) else partial
+        return Parameter(shape.shape, axes, decays=decays, matrix=matrix, partial=terms)
 
     return jax.tree_util.tree_map_with_path(parameter, shapes)
 

@@ -81,7 +81,7 @@ class LinenBlock(linen.Module):
 
 
 class Fused(Block):
-    """With one kernel for queries, keys and values: a part of it along its outputs is no part of the three."""
+    """With one kernel for queries, keys and values, of which tensor ranks use three pieces each."""
 
     def __init__(self, config, *, rngs):
         super().__init__(config, rngs=rngs)
@@ -197,7 +197,12 @@ def plain_loss(embed: Any, block: Any, head: Any) -> Callable[[Tree, Tree, jax.A
     return loss
 
 
-LOSSES = {"nnx": plain_loss(Embed, Block, Head), "linen": plain_loss(LinenEmbed, LinenBlock, LinenHead)}
+FUSED = family(embed=Embed, block=Fused, head=Head)
+LOSSES = {
+    "nnx": plain_loss(Embed, Block, Head),
+    "linen": plain_loss(LinenEmbed, LinenBlock, LinenHead),
+    "fused": plain_loss(Embed, Fused, Head),
+}
 
 
 def _by_example(call: Any, x: jax.Array, layer: int, step: jax.Array, config: Config) -> jax.Array:

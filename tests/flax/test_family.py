@@ -31,6 +31,7 @@ from tests.train.layouts import Case, cases, check_layout
 def families(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, "nnx", modules.NNX)
     monkeypatch.setitem(FAMILIES, "linen", modules.LINEN)
+    monkeypatch.setitem(FAMILIES, "fused", modules.FUSED)
 
 
 LAYOUTS = cases("""
@@ -55,6 +56,8 @@ mesh  model schedule         v m layers          sp recompute optimizer     zero
 2x2x2 nnx   interleaved_1f1b 2 4 -               -  full      adamw         zero1 -       sync          -
 2x1x4 nnx   gpipe            1 2 -               -  none      sgd           zero1 -       sync          -
 1x2x4 linen zb_v             2 4 -               -  none      adamw         -     dropout stash         momentum,1,1
+2x2x2 fused 1f1b             1 4 -               -  none      lamb          zero1 dropout 2bw           -
+2x1x4 fused zb_h1            1 2 -               -  full      adamw         -     -       sync          -
 2x2x1 nnx   zb_h1            1 4 3,1             -  none      own:clipped   zero1 -       sync          -
 1x2x1 linen 1f1b             1 2 -               -  full      own:lamb      zero1 -       2bw           -
 """)
@@ -192,16 +195,29 @@ def test_names_of_axes_say_what_tensor_ranks_share(
         named(mlp="data")
 
 
-def test_a_kernel_that_cannot_be_cut_stays_whole_and_is_told(
+def test_ranks_share_a_fused_projection_that_each_has_whole(config: Config) -> None:
+    assert shared("fused", config) == {"up.kernel": 1, "up.bias": 0, "down.kernel": 0, "out.kernel": 0}
+    layer = network_of(config).layer
+    assert layer["qkv"]["kernel"].partial == layer["qkv"]["bias"].partial == ("tensor",)
+    (operation,) = network_of(config).operations
+    assert {each.split for each in operation.products} == {"outputs", "inputs"}
+    expected = losses(config, 2)
+    config.mesh.tensor = 1
+    assert losses(config, 2) == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_stays_whole_is_told_once(
     config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(FAMILIES, "fused", family(embed=modules.Embed, block=modules.Fused, head=modules.Head))
-    assert shared("fused", config) == {"up.kernel": 1, "up.bias": 0, "down.kernel": 0}
+    rules = {"embed": None, "mlp": "tensor"}
+    made = family(embed=modules.Embed, block=modules.Named, head=modules.Head, rules=rules)
+    monkeypatch.setitem(FAMILIES, "named", made)
+    config.model.family, config.mesh.tensor = "named", 2
     Trainer(config)
     config.mesh.data = 1
     Trainer(config)
     (message,) = {each.getMessage() for each in caplog.records if "tensor rank has" in each.getMessage()}
-    assert "each tensor rank has all of out.kernel, qkv.kernel, 32% of a layer's weights" in message
+    assert "each tensor rank has all of square.kernel, 11% of a layer's weights" in message
 
 
 class Normalised(modules.Block):

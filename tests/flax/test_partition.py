@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import ModelConfig
 from fiddlex.flax.alone import Trace, alone
-from fiddlex.flax.operations import SUM, Place
+from fiddlex.flax.operations import SUM, Cut, Place
 from fiddlex.flax.partition import choose, plan
 from tests.flax import modules
 
@@ -28,9 +29,22 @@ def mlp(w: Tree, x: jax.Array) -> jax.Array:
 
 
 def gated(w: Tree, x: jax.Array) -> jax.Array:
-    """A fused projection, cut in two along the dimension that ranks share: they gather it."""
+    """A fused projection, split along the dimension that ranks share: they gather it unless it is cut in two pieces."""
     gate, value = jnp.split(x @ w["up"], 2, axis=-1)
     return (jax.nn.silu(gate) * value) @ w["down"]
+
+
+def attention(w: Tree, x: jax.Array) -> jax.Array:
+    """One projection, of which slices are queries, keys and values."""
+    y = x @ w["qkv"] + w["bias"]
+    q, k, v = (y[..., 32 * i : 32 * (i + 1)].reshape(2, 8, 8, 4) for i in range(3))
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(2, 8, 32) @ w["out"]
+
+
+def reordered(w: Tree, x: jax.Array) -> jax.Array:
+    """The same, with a dimension for queries, keys and values."""
+    q, k, v = jnp.moveaxis((x @ w["qkv"] + w["bias"]).reshape(2, 8, 3, 8, 4), 2, 0)
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(2, 8, 32) @ w["out"]
 
 
 def heads(w: Tree, x: jax.Array) -> jax.Array:
@@ -83,21 +97,40 @@ def joined(w: Tree, x: jax.Array) -> jax.Array:
 
 
 CASES = {
-    "joined": (joined, {"up": (16, 32), "down": (32, 16)}, {"up": 1, "down": 0}),
-    "megatron": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"up": 1, "bias": 0, "down": 0}),
-    "whole bias": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"up": 1, "down": 0}),
-    "only the first": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"up": 1}),
-    "only the second": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"down": 0}),
-    "the other way round": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"up": 0, "bias": 0, "down": 1}),
-    "fused": (gated, {"up": (16, 64), "down": (32, 16)}, {"up": 1, "down": 0}),
+    "joined": (joined, {"up": (16, 32), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
+    "megatron": (
+        mlp,
+        {"up": (16, 32), "bias": (32,), "down": (32, 16)},
+        {"up": Cut(1), "bias": Cut(0), "down": Cut(0)},
+    ),
+    "whole bias": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
+    "only the first": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"up": Cut(1)}),
+    "only the second": (mlp, {"up": (16, 32), "bias": (32,), "down": (32, 16)}, {"down": Cut(0)}),
+    "the other way round": (
+        mlp,
+        {"up": (16, 32), "bias": (32,), "down": (32, 16)},
+        {"up": Cut(0), "bias": Cut(0), "down": Cut(1)},
+    ),
+    "fused": (gated, {"up": (16, 64), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
+    "fused, in pieces": (gated, {"up": (16, 64), "down": (32, 16)}, {"up": Cut(1, 2), "down": Cut(0)}),
+    "queries, keys and values": (
+        attention,
+        {"qkv": (16, 96), "bias": (96,), "out": (32, 16)},
+        {"qkv": Cut(1, 3), "bias": Cut(0, 3), "out": Cut(0)},
+    ),
+    "in one array of three": (
+        reordered,
+        {"qkv": (16, 96), "bias": (96,), "out": (32, 16)},
+        {"qkv": Cut(1, 3), "bias": Cut(0, 3), "out": Cut(0)},
+    ),
     "heads": (
         heads,
         {"q": (16, 32), "k": (16, 16), "v": (16, 16), "out": (32, 16)},
-        {"q": 1, "k": 1, "v": 1, "out": 0},
+        {"q": Cut(1), "k": Cut(1), "v": Cut(1), "out": Cut(0)},
     ),
-    "scan": (scanned, {"up": (16, 32), "down": (32, 16)}, {"up": 1, "down": 0}),
-    "pieces": (reshaped, {"up": (16, 32), "down": (32, 16)}, {"up": 1, "down": 0}),
-    "branches": (branching, {"up": (16, 32), "down": (32, 16)}, {"up": 1, "down": 0}),
+    "scan": (scanned, {"up": (16, 32), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
+    "pieces": (reshaped, {"up": (16, 32), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
+    "branches": (branching, {"up": (16, 32), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
 }
 
 
@@ -113,9 +146,10 @@ def test_ranks_together_compute_what_one_device_does(case: str) -> None:
 
     shared = alone(called, [places.get(name) for name in sorted(shapes)])
     specs = {
-        name: P(*("tensor" if places.get(name) == i else None for i in range(len(shape))))
+        name: P(*("tensor" if places.get(name) == Cut(i) else None for i in range(len(shape))))
         for name, shape in shapes.items()
     }
+    terms = {name for name, place in places.items() if place.pieces > 1}
 
     @jax.jit
     @functools.partial(
@@ -125,8 +159,10 @@ def test_ranks_together_compute_what_one_device_does(case: str) -> None:
         out_specs=(P(), specs, P()),
     )
     def step(w: Tree, x: jax.Array, dy: jax.Array) -> Any:
+        w = {name: lax.pcast(each, "tensor", to="varying") if name in terms else each for name, each in w.items()}
         y, vjp = jax.vjp(lambda w, x: shared(w, x, None), w, x)
-        return y, *vjp(dy)
+        dw, dx = vjp(dy)
+        return y, {name: lax.psum(each, "tensor") if name in terms else each for name, each in dw.items()}, dx
 
     y, vjp = jax.vjp(function, weights, x)
     chex.assert_trees_all_close(step(weights, x, dy), (y, *vjp(dy)), rtol=2e-5, atol=2e-5)
@@ -158,9 +194,9 @@ def of_block(config: ModelConfig, block: Any = modules.Block) -> tuple[Any, list
 def test_a_block_without_annotations_is_shared_as_in_megatron(ranks: int, block: Any) -> None:
     jaxpr, names, _ = of_block(ModelConfig(num_heads=4, hidden_size=32, seq_len=16), block)
     places = choose(jaxpr, len(names), ranks, exchange=64.0)
-    columns = {f"attention.{name}.kernel": 1 for name in ("query", "key", "value")} | {"up.kernel": 1}
-    biases = {f"attention.{name}.bias": 0 for name in ("query", "key", "value")} | {"up.bias": 0}
-    rows = {"attention.out.kernel": 0, "down.kernel": 0}
+    columns = {f"attention.{name}.kernel": Cut(1) for name in ("query", "key", "value")} | {"up.kernel": Cut(1)}
+    biases = {f"attention.{name}.bias": Cut(0) for name in ("query", "key", "value")} | {"up.bias": Cut(0)}
+    rows = {"attention.out.kernel": Cut(0), "down.kernel": Cut(0)}
     assert {name: each for name, each in zip(names, places, strict=True) if each is not None} == columns | biases | rows
     # Two sums in the forward pass, and two in the backward pass; nothing else is exchanged.
     wanted: list[Place] = [None, *places, None]
