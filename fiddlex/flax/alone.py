@@ -275,6 +275,18 @@ def _call(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: 
     return _run(closed, inputs, axes)
 
 
+def _barrier(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
+    """A barrier for the whole arrays, and one for the parts: the arrays of one vary over the same axes."""
+    del axes
+    places = [place for _, place in step.moves] if step else [None] * len(equation.invars)
+    results = list(inputs)
+    for parts in (False, True):
+        chosen = [i for i, place in enumerate(places) if (place is not None) == parts]
+        for i, x in zip(chosen, lax.optimization_barrier([inputs[i] for i in chosen]), strict=True):
+            results[i] = x
+    return results
+
+
 def _scan(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
     params, (first, num_carry, _) = equation.params, scan_sizes(equation)
     last = first + num_carry
@@ -293,9 +305,20 @@ def _while(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step:
     params = equation.params
     first = params["cond_nconsts"]
     last = first + params["body_nconsts"]
-    goes_on = lambda carry: _run(params["cond_jaxpr"], [*inputs[:first], *carry], axes)[0]  # noqa: E731
-    body = lambda carry: _run(params["body_jaxpr"], [*inputs[first:last], *carry], axes)  # noqa: E731
-    results: _Arrays = lax.while_loop(goes_on, body, inputs[last:])
+
+    def goes_on(carry: _Arrays) -> jax.Array:
+        found: jax.Array = _run(params["cond_jaxpr"], [*inputs[:first], *carry], axes)[0]
+        return found
+
+    def body(carry: _Arrays) -> _Arrays:
+        # Under vmap each example has a predicate, along the first dimensions, and stays as it is once that is false.
+        new, lasts = _run(params["body_jaxpr"], [*inputs[first:last], *carry], axes), goes_on(carry)
+        if not lasts.ndim:
+            return new
+        lasting = [lasts.reshape(*lasts.shape, *[1] * (x.ndim - lasts.ndim)) for x in new]
+        return list(map(jnp.where, lasting, new, carry))
+
+    results: _Arrays = lax.while_loop(lambda carry: jnp.any(goes_on(carry)), body, inputs[last:])
     return results
 
 
@@ -306,6 +329,6 @@ def _cond(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: 
     return results
 
 
-# Operations that hold functions: their types follow from those of the arguments, as above.
-_INNER = {"scan": _scan, "while": _while, "cond": _cond}
+# Operations that hold functions, whose types follow from those of the arguments, as above; and barriers.
+_INNER = {"scan": _scan, "while": _while, "cond": _cond, "optimization_barrier": _barrier}
 _INNER |= dict.fromkeys(("jit", "pjit", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"), _call)

@@ -12,7 +12,7 @@ Each is a class, or another function, that makes a module of NNX or Linen from `
 Activations have the dtype model.dtype, and so have the weights of a call. The modules know nothing of the mesh.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fiddlex.config import Config
@@ -21,7 +21,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.flax.model import FlaxModel, Functions
 from fiddlex.flax.parts import Part, make_part
 from fiddlex.flax.places import Rules, places_of, warn_of_whole
-from fiddlex.flax.traced import describe, shapes_of
+from fiddlex.flax.traced import check, describe, shapes_of
 from fiddlex.models.spec import Network
 
 _MOST_KEPT = 16  # modules and descriptions that are kept; the planner asks for one model on many meshes
@@ -54,6 +54,10 @@ def family(
     Raises:
       ConfigError: when a rule is neither "tensor" nor None.
     """
+    if not isinstance(rules, Mapping | None):
+        raise ConfigError(
+            f"family(…, rules={rules!r}): rules are a dictionary, as in {{'mlp': 'tensor', 'embed': None}}."
+        )
     if wrong := [axis for axis, to in (rules or {}).items() if to not in ("tensor", None)]:
         raise ConfigError(
             f"family(…, rules=…) maps {wrong[0]!r} to {(rules or {})[wrong[0]]!r}; it maps a logical axis to 'tensor', "
@@ -99,4 +103,6 @@ def _parts(config: Config, *made: Callable[..., Any]) -> dict[str, Part]:
     embed = make_part("embed", made[0], config.model, shapes.tokens)
     block = make_part("block", made[1], config.model, shapes.activations)
     head = make_part("head", made[2], config.model, shapes.activations, embed)
-    return {"embedding": embed, "layers": block, "head": head}
+    parts = {"embedding": embed, "layers": block, "head": head}
+    check(config, parts)
+    return parts

@@ -61,18 +61,16 @@ def shape_of(variable: Any) -> Shape:
     return shape
 
 
-def _dtype(variable: Any) -> Any:
-    return variable.aval.dtype
-
-
 def rule_of(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule:
     """The rule of an operation for `ranks` tensor ranks that have its inputs as `places` say."""
-    if all(place is None for place in places):
-        return whole(equation)
     name = equation.primitive.name
-    if name in LINEAR and {SUM} == set(places) and jnp.issubdtype(_dtype(equation.outvars[0]), jnp.inexact):
+    rounds = name == "convert_element_type" and not jnp.issubdtype(equation.params["new_dtype"], jnp.inexact)
+    if name in LINEAR and {SUM} == set(places) and not rounds:
         alone = _RULES[name](equation, [None], ranks) if name in _RULES else None
         return Rule(places, [SUM], alone.params if alone else _SAME)
+    places = [None if place == SUM else place for place in places]
+    if all(place is None for place in places):
+        return whole(equation)
     if name in _ELEMENTWISE:
         return _elementwise(equation, places) or whole(equation)
     if name in _RULES:
@@ -96,8 +94,7 @@ def _elementwise(equation: core.JaxprEqn, places: Sequence[Place]) -> Rule | Non
 
 def _barrier(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
     del equation, ranks
-    wanted = [None if place == SUM else place for place in places]
-    return Rule(wanted, wanted)
+    return Rule(places, places)
 
 
 def _dot_general(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:

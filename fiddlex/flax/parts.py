@@ -95,6 +95,12 @@ def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruc
         other, rest = make_rest(second), make_rest(first)
     module, graph = traced
     _check_rest(role, rest, other)
+    for path, each in nnx.to_flat_state(params):
+        if not hasattr(_value(each), "shape"):
+            raise ConfigError(
+                f"{role} has {'.'.join(_path(path))}, a nnx.Param of several arrays. Make a nnx.Param of each, in a "
+                "module or a nnx.Dict."
+            )
     paths = [_path(path) for path, _ in nnx.to_flat_state(params)]
     _check_leaves(role, zip(paths, jax.tree.leaves(params), strict=True))
     structure = jax.tree.structure(params)

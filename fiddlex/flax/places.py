@@ -49,6 +49,10 @@ def places_of(config: Config, parts: dict[str, Part], rules: Rules | None) -> li
 
 def _by_rules(path: Path, shape: Sequence[int], axes: Sequence[Any], rules: Rules, ranks: int) -> Place:
     name = f"the parameter {'.'.join(path)} of block"
+    if len(axes) > len(shape):
+        raise ConfigError(
+            f"{name} is {list(shape)}, and has names for {len(axes)} dimensions: {', '.join(map(str, axes))}."
+        )
     if unknown := [axis for axis in axes if axis is not None and axis not in rules]:
         raise ConfigError(
             f"{name} has the logical axis {unknown[0]!r}, which no rule of its family maps. Give family(…, rules=…) "

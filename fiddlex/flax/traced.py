@@ -16,8 +16,9 @@ from jax.extend import core
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
 from fiddlex.flax.counted import Counted, Sizes, products
-from fiddlex.flax.model import SHARING, Functions, Keys
+from fiddlex.flax.model import SHARING, Functions, Keys, plain_functions
 from fiddlex.flax.operations import Cut, Place, stored_whole
+from fiddlex.flax.parts import Part
 from fiddlex.models.spec import (
     InnerProduct,
     Matrix,
@@ -54,32 +55,39 @@ def shapes_of(config: Config, num_sequences: int) -> Shapes:
     )
 
 
-def describe(config: Config, functions: Functions) -> Network:
-    """The description of three modules.
+def check(config: Config, parts: dict[str, Part]) -> None:
+    """Calls three modules, for types only.
 
     Raises:
       ConfigError: when a module returns what the pipeline cannot take, or draws numbers that no key decides.
     """
-    model, parts = config.model, functions.parts
-    weights = {name: weights_of(part.init, model.dtype) for name, part in parts.items()}
-    outer = {name: weights[name] for name in ("embedding", "head")}
-    one = shapes_of(config, num_sequences=1)
-
-    def arguments(keys: Keys) -> dict[str, tuple[Any, ...]]:
-        like = jax.ShapeDtypeStruct((), model.dtype)
-        return {
-            "embed": (weights["embedding"], like, (one.tokens, keys)),
-            "block": (weights["layers"], one.activations, keys),
-            "head": (outer, one.activations, keys),
-        }
-
-    keys = one.keys if model.dropout else None
+    model, one = config.model, shapes_of(config, num_sequences=1)
     logits = jax.ShapeDtypeStruct((1, model.seq_len, model.vocab_size), model.dtype)
     results = {"embed": one.activations, "block": one.activations, "head": logits}
-    for name, function in functions.plain.items():
-        _check_result(name, jax.eval_shape(function, *arguments(keys)[name]), results[name], config)
-        _check_draws(name, function, silent=arguments(None)[name], drawn=arguments(one.keys)[name], config=config)
-    outside = [each for name in ("embed", "head") for each in products(functions.plain[name], *arguments(keys)[name])]
+    silent, drawn = (_arguments(config, parts, keys) for keys in (None, one.keys))
+    called = drawn if model.dropout else silent
+    for name, function in plain_functions(parts).items():
+        _check_result(name, jax.eval_shape(function, *called[name]), results[name], config)
+        _check_draws(name, function, silent=silent[name], drawn=drawn[name], config=config)
+
+
+def _arguments(config: Config, parts: dict[str, Part], keys: Keys) -> dict[str, tuple[Any, ...]]:
+    """Types of the arguments of `plain_functions` for one sequence."""
+    weights = {name: weights_of(part.init, config.model.dtype) for name, part in parts.items()}
+    outer = {name: weights[name] for name in ("embedding", "head")}
+    one, like = shapes_of(config, num_sequences=1), jax.ShapeDtypeStruct((), config.model.dtype)
+    return {
+        "embed": (weights["embedding"], like, (one.tokens, keys)),
+        "block": (weights["layers"], one.activations, keys),
+        "head": (outer, one.activations, keys),
+    }
+
+
+def describe(config: Config, functions: Functions) -> Network:
+    """The description of three modules that `check` has passed."""
+    model, parts = config.model, functions.parts
+    arguments = _arguments(config, parts, shapes_of(config, num_sequences=1).keys if model.dropout else None)
+    outside = [each for name in ("embed", "head") for each in products(functions.plain[name], *arguments[name])]
     return Network(
         task=task_of(config),
         embedding=_parameters(parts["embedding"].init, partial=SHARING),
@@ -87,7 +95,7 @@ def describe(config: Config, functions: Functions) -> Network:
         head=_parameters(parts["head"].init, partial=SHARING),
         num_layers=model.num_layers,
         hidden=model.hidden_size,
-        branches=((_traced(config, functions, weights["layers"]),),),
+        branches=((_traced(config, functions, arguments["block"][0]),),),
         scoring=tuple(_scoring(each, config) for each in outside),
     )
 

@@ -16,8 +16,9 @@ from fiddlex.config.families import FAMILIES
 from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.errors import ConfigError
 from fiddlex.flax import family
+from fiddlex.flax.alone import alone
 from fiddlex.hardware.topology import load_topology
-from fiddlex.models.registry import network_of
+from fiddlex.models.registry import make_model, network_of
 from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.search import search
 from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
@@ -191,6 +192,8 @@ def test_names_of_axes_say_what_tensor_ranks_share(
         ConfigError, match=r"of block is \[\d+, \d+\], and mesh\.tensor=2 does not divide .* axis 'mlp'"
     ):
         named(embed=None, mlp="tensor")
+    with pytest.raises(ConfigError, match=r"rules='mlp'\): rules are a dictionary"):
+        family(embed=modules.Embed, block=block, head=modules.Head, rules="mlp")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"maps 'mlp' to 'data'; it maps a logical axis to 'tensor', or to None"):
         named(mlp="data")
 
@@ -204,6 +207,15 @@ def test_ranks_share_a_fused_projection_that_each_has_whole(config: Config) -> N
     expected = losses(config, 2)
     config.mesh.tensor = 1
     assert losses(config, 2) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loop_ends_for_each_example_by_itself(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "nnx", family(embed=modules.Embed, block=Searching, head=modules.Head))
+    functions = make_model(config)._functions  # type: ignore[attr-defined]
+    x = jnp.linspace(0.1, 3.0, 3)[:, None, None] * jnp.ones((3, 16, 32))
+    weights = jax.jit(functions.parts["layers"].init)(jax.random.key(0))
+    expected = functions.plain["block"](weights, x, None)
+    assert jnp.allclose(jax.jit(alone(functions.plain["block"]))(weights, x, None), expected, rtol=1e-5)
 
 
 def test_what_stays_whole_is_told_once(
@@ -296,6 +308,20 @@ class Counting(linen.Module):
         return linen.BatchNorm(use_running_average=True)(x)
 
 
+class Together(modules.Block):
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.scales = nnx.Param({"a": jnp.ones(config.hidden_size), "b": jnp.ones(config.hidden_size)})
+
+
+class Searching(modules.Block):
+    """Doubles its input until that is large: as often for each example as it needs."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        large = jax.vmap(lambda x: jax.lax.while_loop(lambda x: jnp.sum(x) < 30, lambda x: 2 * x + 0.1, x))
+        return super().__call__(x) + 0.01 * large(jax.lax.stop_gradient(jnp.abs(x)))
+
+
 class Failing(modules.Block):
     def __call__(self, x: jax.Array) -> jax.Array:
         return x @ self.nothing  # type: ignore[no-any-return]
@@ -327,6 +353,7 @@ class Failing(modules.Block):
             {"embed": lambda config: 3},
             r"embed makes int; it must make a flax.nnx.Module from the config and `rngs`, or a flax.l",
         ),
+        ({"block": Together}, r"block has scales, a nnx.Param of several arrays\. Make a nnx.Param of each"),
         ({"block": Failing}, r"test_family\.py, line \d+: AttributeError: .*nothing"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -336,8 +363,9 @@ def test_what_a_pipeline_cannot_run_is_told(
 ) -> None:
     parts = {"embed": modules.Embed, "block": modules.Block, "head": modules.Head} | replaced
     monkeypatch.setitem(FAMILIES, "nnx", family(**parts))
-    with pytest.raises(ConfigError, match=message):
-        Trainer(config)
+    for config.mesh.tensor in (1, 2):
+        with pytest.raises(ConfigError, match=message):
+            Trainer(config)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,15 @@ def reshaped(w: Tree, x: jax.Array) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(jnp.tile(y, (1, 2, 1)), jnp.int32(3), 8, 1) @ w["down"]
 
 
+def counted(w: Tree, x: jax.Array) -> jax.Array:
+    """Sums of integers, which are terms too, in other shapes and orders."""
+    y = x @ w["up"]
+    some = jnp.sum((y > 0).astype(jnp.int32), axis=-1)
+    total = jnp.sum(some, axis=0)[None, :, None] + some[..., None] + some.T.reshape(2, 8)[..., None]
+    barred, rest = lax.optimization_barrier((y, jnp.sum(y, axis=-1, keepdims=True)))
+    return (barred * total / (1 + some[..., None]) + rest * jnp.where(some > 3, 1.0, 0.5)[..., None]) @ w["down"]
+
+
 def branching(w: Tree, x: jax.Array) -> jax.Array:
     """Inner functions whose operands the ranks gather first."""
     y = x @ w["up"]
@@ -130,6 +139,7 @@ CASES = {
     ),
     "scan": (scanned, {"up": (16, 32), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
     "pieces": (reshaped, {"up": (16, 32), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
+    "integers": (counted, {"up": (16, 32), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
     "branches": (branching, {"up": (16, 32), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
 }
 
