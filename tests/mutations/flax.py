@@ -3,8 +3,8 @@
 from tests.mutations.mutation import Mutation
 
 FLAX = "tests/flax/test_family.py::test_every_layout_trains_as_plain_flax_does"
-SHARED = "tests/flax/test_partition.py::test_ranks_together_compute_what_one_device_does"
-CHOSEN = "tests/flax/test_partition.py::test_a_block_without_annotations_is_shared_as_in_megatron[2-Block]"
+SHARED = "tests/flax/test_tensor_ranks.py::test_ranks_together_compute_what_one_device_does"
+CHOSEN = "tests/flax/test_tensor_ranks.py::test_a_block_without_annotations_is_shared_as_in_megatron[2-Block]"
 OPERATIONS, PARTITION = "fiddlex/flax/operations.py", "fiddlex/flax/partition.py"
 MODELS, TREES = "tests/flax/test_models.py", "tests/train/run/transfer/test_trees.py"
 
