@@ -72,7 +72,7 @@ def reshaped(w: Tree, x: jax.Array) -> jax.Array:
     """Pieces, reversals, sums, padding and comparisons of parts, also along what is cut."""
     y = jnp.pad(x @ w["up"], ((0, 0), (1, 0), (0, 0)))[:, :-1]
     y = jnp.concatenate([y[:, ::-1], jnp.cumsum(y, axis=1)], axis=1)[:, 4:12]
-    y = jnp.pad(y[..., 1:], ((0, 0), (0, 0), (0, 1)))
+    y = jnp.pad(y[..., 1:], ((0, 0), (0, 0), (0, 1))) + jnp.cumsum(y[..., ::-1], axis=-1) / 8
     y = jnp.where(y > jnp.max(y, axis=(0, 1), keepdims=True) / 2, y, y.mean(-1, keepdims=True))
     y = y - jax.lax.stop_gradient(jnp.sort(y, axis=1)) + jnp.argmax(y, axis=-1, keepdims=True)
     return jax.lax.dynamic_slice_in_dim(jnp.tile(y, (1, 2, 1)), jnp.int32(3), 8, 1) @ w["down"]

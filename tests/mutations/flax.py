@@ -56,7 +56,7 @@ MUTATIONS = (
         OPERATIONS,
         old="if not cuts or cuts[0].dimension in along:",
         new="if not cuts:",
-        tests=(f"{SHARED}[fused]",),
+        tests=(f"{SHARED}[pieces]",),
     ),
     Mutation(
         "flax-sliced-parts-taken-for-whole",
