@@ -223,6 +223,7 @@ def test_a_run_in_another_folder_finds_every_path(
         "pipeline.semantics": ("a.py:f", f"{tmp_path}/a.py:f"),
         "pipeline.semantics_schedule": ("sync:100,a.py:f:0.5,2bw", f"sync:100,{tmp_path}/a.py:f:0.5,2bw"),
         "optimizer.name": ("a.py:f", f"{tmp_path}/a.py:f"),
+        "optimizer.schedule": ("a.py:f", f"{tmp_path}/a.py:f"),
     }
     relative, absolute = written.get(name, ("a", f"{tmp_path}/a"))
     assert made_absolute(replaced(Config(), {name: relative})) == {name: absolute}
