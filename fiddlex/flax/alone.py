@@ -64,8 +64,8 @@ def alone(
         return value(parts(weights), x, again)
 
     def forward(weights: Tree, x: jax.Array, again: Tree) -> tuple[Tree, Tree]:
-        y, vjp = derivative(parts(weights), x, again)
-        return y, vjp
+        made: tuple[Tree, Tree] = derivative(parts(weights), x, again)
+        return made
 
     def backward(vjp: Tree, dy: Tree) -> tuple[Tree, Tree, None]:
         dweights, dx = pulled(vjp, dy)
@@ -116,14 +116,8 @@ class Trace(NamedTuple):
         return cls(flat, jax.tree.structure(made))
 
     @property
-    def inputs(self) -> list[Any]:
-        """The variables of the arguments."""
-        return self.closed.jaxpr.invars
-
-    @property
-    def outputs(self) -> list[Any]:
-        """The variables of the results: a result that is an argument has the argument's."""
-        return self.closed.jaxpr.outvars
+    def jaxpr(self) -> core.Jaxpr:
+        return self.closed.jaxpr
 
 
 class _Inlined:
@@ -147,13 +141,11 @@ class _Inlined:
         key = jax.sharding.get_abstract_mesh(), structure, *places, *types
         if key not in self._traces:
             trace = Trace.of(self._function, *jax.tree.unflatten(structure, types))
-            jaxpr = trace.closed.jaxpr
-            wanted = [*self._wanted, *[KEPT] * (len(jaxpr.outvars) - len(self._wanted))]
-            self._traces[key] = trace, plan(jaxpr, places, wanted, ranks)
+            wanted = [*self._wanted, *[KEPT] * (len(trace.jaxpr.outvars) - len(self._wanted))]
+            self._traces[key] = trace, plan(trace.jaxpr, places, wanted, ranks)
         trace, planned = self._traces[key]
-        axes = frozenset[str]().union(*map(axes_of, arrays)) - frozenset(
-            {"tensor"} if any(map(_is_part, parts)) else ()
-        )
+        axes = frozenset[str]().union(*map(axes_of, arrays))
+        axes -= {"tensor"} if any(map(_is_part, parts)) else set()
         results = _run(trace.closed, arrays, axes, planned)
         asked = len(self._wanted)
         kept = map(_as_part, results[asked:], planned.places[asked:])

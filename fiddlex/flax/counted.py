@@ -51,7 +51,7 @@ class _Forward(NamedTuple):
 
     @classmethod
     def of(cls, function: Callable[..., Tree], places: Sequence[Place], ranks: int, *arguments: Tree) -> "_Forward":
-        jaxpr = Trace.of(function, *arguments).closed.jaxpr
+        jaxpr = Trace.of(function, *arguments).jaxpr
         others = [None] * (len(jaxpr.invars) - len(places))
         planned = plan(jaxpr, [*places, *others], [None] * len(jaxpr.outvars), ranks)
         return cls(jaxpr, planned, len(places), ranks)

@@ -21,7 +21,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.flax.model import FlaxModel, Functions
 from fiddlex.flax.parts import Part, make_part
 from fiddlex.flax.places import Rules, places_of, warn_of_whole
-from fiddlex.flax.traced import check, describe, shapes_of
+from fiddlex.flax.traced import call_types, check, describe
 from fiddlex.models.spec import Network
 
 _MOST_KEPT = 16  # modules and descriptions that are kept; the planner asks for one model on many meshes
@@ -99,7 +99,7 @@ def family(
 
 
 def _parts(config: Config, *made: Callable[..., Any]) -> dict[str, Part]:
-    shapes = shapes_of(config, num_sequences=1)
+    shapes = call_types(config, num_sequences=1)
     embed = make_part("embed", made[0], config.model, shapes.tokens)
     block = make_part("block", made[1], config.model, shapes.activations)
     head = make_part("head", made[2], config.model, shapes.activations, embed)

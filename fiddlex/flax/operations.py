@@ -72,7 +72,7 @@ def rule_of(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rul
     if all(place is None for place in places):
         return whole(equation)
     if name in _ELEMENTWISE:
-        return _elementwise(equation, places) or whole(equation)
+        return _elementwise(equation, places)
     if name in _RULES:
         return _RULES[name](equation, places, ranks) or whole(equation)
     return whole(equation)
@@ -81,11 +81,8 @@ def rule_of(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rul
 _Rules = Callable[[core.JaxprEqn, Sequence[Place], int], Rule | None]  # None: it takes whole arrays
 
 
-def _elementwise(equation: core.JaxprEqn, places: Sequence[Place]) -> Rule | None:
-    cuts = collections.Counter(place for place in places if isinstance(place, Cut))
-    if not cuts:
-        return None
-    ((place, _),) = cuts.most_common(1)
+def _elementwise(equation: core.JaxprEqn, places: Sequence[Place]) -> Rule:
+    ((place, _),) = collections.Counter(place for place in places if isinstance(place, Cut)).most_common(1)
     size = shape_of(equation.outvars[0])[place.dimension]
     shapes = map(shape_of, equation.invars)  # an operand may be a scalar, or have one element along a dimension
     wanted = [place if shape and shape[place.dimension] == size else None for shape in shapes]
@@ -100,9 +97,9 @@ def _barrier(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Ru
 def _dot_general(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
     del ranks
     sides = [side for side, place in enumerate(places) if isinstance(place, Cut)]
-    largest = max(sides, key=lambda side: math.prod(shape_of(equation.invars[side])), default=None)
+    largest = max(sides, key=lambda side: math.prod(shape_of(equation.invars[side])))
     # The other side is brought to what the larger one has: a part of it, or the whole.
-    return None if largest is None else _product(equation, largest, places[largest])
+    return _product(equation, largest, places[largest])
 
 
 def _product(equation: core.JaxprEqn, side: int, place: Any) -> Rule:
@@ -196,7 +193,7 @@ def _along(parameter: str) -> _Rules:
         del ranks
         along, cuts = equation.params[parameter], [place for place in places if isinstance(place, Cut)]
         along = along if isinstance(along, tuple) else (along,)
-        if not cuts or cuts[0].dimension in along:
+        if cuts[0].dimension in along:
             return None
         return Rule([cuts[0]] * len(places), [cuts[0]] * len(equation.outvars))
 

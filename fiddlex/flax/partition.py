@@ -114,7 +114,7 @@ def _scan(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> tuple
     outer = [None if place == SUM else place for place in places]
     # Not along the scan.
     outer[constants + carries :] = [place if _dimension(place) else None for place in outer[constants + carries :]]
-    scanned = [_moved(place, -1) for place in outer[constants + carries :]]
+    scanned = [_shifted(place, -1) for place in outer[constants + carries :]]
     carried, settled = outer[constants : constants + carries], [False] * carries
     while True:
         given = [*outer[:constants], *carried, *scanned]
@@ -128,7 +128,7 @@ def _scan(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> tuple
                 settled[i] |= before is not None
     final = plan(body, given, [*carried, *[KEPT] * (len(body.outvars) - carries)], ranks)
     outer[constants : constants + carries] = carried
-    of_steps = [_moved(place, 1) for place in final.places[carries:]]
+    of_steps = [_shifted(place, 1) for place in final.places[carries:]]
     return Rule(outer, [*carried, *of_steps]), final
 
 
@@ -136,7 +136,7 @@ def _dimension(place: Place) -> int:
     return place.dimension if isinstance(place, Cut) else 0
 
 
-def _moved(place: Place, dimensions: int) -> Place:
+def _shifted(place: Place, dimensions: int) -> Place:
     return place.at(place.dimension + dimensions) if isinstance(place, Cut) else place
 
 

@@ -198,8 +198,10 @@ def _check_unwritten(role: str, called: Callable[..., Any], params: Any, rest: A
 
     trace = Trace.of(leaves, params, rest, *others)
     first = len(jax.tree.leaves(params))
-    kept = {_path(path): name for (path, _), name in zip(nnx.to_flat_state(rest), trace.inputs[first:], strict=False)}
-    for (path, each), name in zip(found, trace.outputs, strict=True):
+    kept = {
+        _path(path): name for (path, _), name in zip(nnx.to_flat_state(rest), trace.jaxpr.invars[first:], strict=False)
+    }
+    for (path, each), name in zip(found, trace.jaxpr.outvars, strict=True):
         if kept.get(_path(path)) is not name:
             raise _changing(role, f"{'.'.join(_path(path))}, a nnx.{type(each).__name__}")
 

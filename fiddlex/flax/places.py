@@ -13,7 +13,7 @@ from fiddlex.flax.model import Functions, Keys, plain_functions
 from fiddlex.flax.operations import Cut, Place
 from fiddlex.flax.partition import choose
 from fiddlex.flax.parts import Part, Path, flat
-from fiddlex.flax.traced import shapes_of, weights_of
+from fiddlex.flax.traced import call_types, weight_types
 from fiddlex.models.weights import Weights
 
 Tree = Any
@@ -27,8 +27,11 @@ def places_of(config: Config, parts: dict[str, Part], rules: Rules | None) -> li
     Raises:
       ConfigError: when there are rules, and none for an axis, or a dimension does not have equal parts for all ranks.
     """
-    block, shapes = plain_functions(parts)["block"], shapes_of(config, num_sequences=1)
-    weights, keys = weights_of(parts["layers"].init, config.model.dtype), shapes.keys if config.model.dropout else None
+    block, shapes = plain_functions(parts)["block"], call_types(config, num_sequences=1)
+    weights, keys = (
+        weight_types(parts["layers"].init, config.model.dtype),
+        shapes.keys if config.model.dropout else None,
+    )
     if rules is not None:
         return [
             _by_rules(path, leaf.shape, parts["layers"].axes.get(path, ()), rules, config.mesh.tensor)
@@ -42,7 +45,7 @@ def places_of(config: Config, parts: dict[str, Part], rules: Rules | None) -> li
     number = len(jax.tree.leaves(weights))
     if config.mesh.tensor == 1:
         return [None] * number
-    jaxpr = Trace.of(step, weights, shapes.activations, keys, shapes.activations).closed.jaxpr
+    jaxpr = Trace.of(step, weights, shapes.activations, keys, shapes.activations).jaxpr
     # An element of the residual stream costs as much to exchange as to multiply with the weights of a square product.
     return choose(jaxpr, number, config.mesh.tensor, exchange=2.0 * config.model.hidden_size)
 

@@ -46,7 +46,7 @@ class Shapes(NamedTuple):
     keys: Keys  # of each sequence
 
 
-def shapes_of(config: Config, num_sequences: int) -> Shapes:
+def call_types(config: Config, num_sequences: int) -> Shapes:
     model, sizes = config.model, (num_sequences, config.model.seq_len)
     return Shapes(
         jax.ShapeDtypeStruct(sizes, jnp.int32),
@@ -61,7 +61,7 @@ def check(config: Config, parts: dict[str, Part]) -> None:
     Raises:
       ConfigError: when a module returns what the pipeline cannot take, or draws numbers that no key decides.
     """
-    model, one = config.model, shapes_of(config, num_sequences=1)
+    model, one = config.model, call_types(config, num_sequences=1)
     logits = jax.ShapeDtypeStruct((1, model.seq_len, model.vocab_size), model.dtype)
     results = {"embed": one.activations, "block": one.activations, "head": logits}
     silent, drawn = (_arguments(config, parts, keys) for keys in (None, one.keys))
@@ -73,9 +73,9 @@ def check(config: Config, parts: dict[str, Part]) -> None:
 
 def _arguments(config: Config, parts: dict[str, Part], keys: Keys) -> dict[str, tuple[Any, ...]]:
     """Types of the arguments of `plain_functions` for one sequence."""
-    weights = {name: weights_of(part.init, config.model.dtype) for name, part in parts.items()}
+    weights = {name: weight_types(part.init, config.model.dtype) for name, part in parts.items()}
     outer = {name: weights[name] for name in ("embedding", "head")}
-    one, like = shapes_of(config, num_sequences=1), jax.ShapeDtypeStruct((), config.model.dtype)
+    one, like = call_types(config, num_sequences=1), jax.ShapeDtypeStruct((), config.model.dtype)
     return {
         "embed": (weights["embedding"], like, (one.tokens, keys)),
         "block": (weights["layers"], one.activations, keys),
@@ -86,7 +86,7 @@ def _arguments(config: Config, parts: dict[str, Part], keys: Keys) -> dict[str, 
 def describe(config: Config, functions: Functions) -> Network:
     """The description of three modules that `check` has passed."""
     model, parts = config.model, functions.parts
-    arguments = _arguments(config, parts, shapes_of(config, num_sequences=1).keys if model.dropout else None)
+    arguments = _arguments(config, parts, call_types(config, num_sequences=1).keys if model.dropout else None)
     outside = [each for name in ("embed", "head") for each in products(functions.plain[name], *arguments[name])]
     return Network(
         task=task_of(config),
@@ -100,7 +100,7 @@ def describe(config: Config, functions: Functions) -> Network:
     )
 
 
-def weights_of(init: Callable[[jax.Array], Weights], dtype: str) -> Weights:
+def weight_types(init: Callable[[jax.Array], Weights], dtype: str) -> Weights:
     """The types of a module's weights as it computes with them."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, dtype), shapes)
@@ -181,7 +181,7 @@ def _scoring(counted: Counted, config: Config) -> Product | InnerProduct:
 
 def _traced(config: Config, functions: Functions, weights: Weights) -> Traced:
     def sizes(number: int) -> Sizes:
-        shapes = shapes_of(config, number)
+        shapes = call_types(config, number)
         keys = shapes.keys if config.model.dropout else None
         return Sizes.of(functions, config.mesh.tensor, weights, shapes.activations, keys)
 

@@ -35,7 +35,7 @@ PREFIXES = (  # a module's names, and those of a run
 FUSED, FUSED_DIM = {"qkv": ("q", "k", "v")}, -3  # products that a run has as one array, [..., 3, heads, head size]
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where an array of a module is among a run's weights."""
 
     path: Keys  # in the module's state; the number of a layer is a text
@@ -56,7 +56,7 @@ class Place(NamedTuple):
         return shape == self.shape
 
 
-def module_places(shapes: Shapes) -> list[Place]:
+def module_locations(shapes: Shapes) -> list[Location]:
     """The places of all arrays of a module of GPT, Llama or BERT, whose run has weights of these shapes."""
     found = []
     for name, shape in shapes.items():
@@ -68,9 +68,9 @@ def module_places(shapes: Shapes) -> list[Place]:
             parts = FUSED.get(own[-2], ()) if len(own) > 1 else ()
             for part, part_name in enumerate(parts):
                 split = (*sizes[:FUSED_DIM], *sizes[FUSED_DIM + 1 :])
-                found.append(Place((*own[:-2], part_name, own[-1]), name, layer, part, split))
+                found.append(Location((*own[:-2], part_name, own[-1]), name, layer, part, split))
             if not parts:
-                found.append(Place(own, name, layer, None, sizes))
+                found.append(Location(own, name, layer, None, sizes))
     return found
 
 
@@ -81,7 +81,7 @@ def state_of(weights: Weights) -> Tree:
     layer in order.
     """
     leaves = flatten_dict(weights)
-    places = module_places({name: jnp.shape(leaf) for name, leaf in leaves.items()})
+    places = module_locations({name: jnp.shape(leaf) for name, leaf in leaves.items()})
     # Flax's lists have numbers in place of texts.
     return unflatten_dict(
         {
@@ -91,8 +91,8 @@ def state_of(weights: Weights) -> Tree:
     )
 
 
-def weights_of(arrays: Mapping[Keys, Any], places: list[Place]) -> Weights:
-    """A run's weights on the host, float32, from arrays by their paths in a state; the inverse of `Place.of`."""
+def weights_of(arrays: Mapping[Keys, Any], places: list[Location]) -> Weights:
+    """A run's weights on the host, float32, from arrays by their paths in a state; the inverse of `Location.of`."""
     rows: dict[Keys, dict[int | None, list[np.ndarray]]] = {}
     for each in places:
         host = np.asarray(jax.device_get(arrays[each.path]), np.float32)[tuple(map(slice, each.shape))]

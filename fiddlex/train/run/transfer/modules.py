@@ -13,7 +13,7 @@ from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError
 from fiddlex.flax.models import CLASSES, GPT, Bert, Llama
-from fiddlex.flax.weights import module_places, shapes_of, state_of, weights_of
+from fiddlex.flax.weights import module_locations, shapes_of, state_of, weights_of
 from fiddlex.parallel.sharding import on_devices
 from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from fiddlex.train.run.transfer.new_folder import new_folder
@@ -79,7 +79,7 @@ def save(module: GPT | Llama | Bert, target: str | os.PathLike[str], *, like: st
         config.data = read_config(Path(like), named_by="like").data
     config.validate()
     program = Program(config, make_mesh(config.mesh))
-    places = module_places(shapes_of(program.model.network))
+    places = module_locations(shapes_of(program.model.network))
     leaves = nnx.to_flat_state(nnx.state(module, nnx.Param))
     arrays = {tuple(map(str, path)): leaf.get_value() for path, leaf in leaves}
     check_arrays(arrays, places, f"the {type(module).__name__}")

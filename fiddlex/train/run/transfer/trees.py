@@ -18,7 +18,7 @@ from jax.tree_util import keystr
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError
 from fiddlex.flax.models import CLASSES
-from fiddlex.flax.weights import Keys, Place, module_places, shapes_of, weights_of
+from fiddlex.flax.weights import Keys, Location, module_locations, shapes_of, weights_of
 from fiddlex.interop.matching import some
 from fiddlex.models.registry import network_of
 from fiddlex.models.weights import Weights
@@ -87,22 +87,22 @@ def _by_path(tree: Any) -> dict[Keys, Any]:
     return {tuple(name for name in path if name != PARAMS): leaf for path, leaf in named.items()}
 
 
-def _places(config: Config, found: Mapping[Keys, Any]) -> list[Place]:
+def _places(config: Config, found: Mapping[Keys, Any]) -> list[Location]:
     """Where the arrays of a config's model are in a tree that has arrays of these names."""
     shapes = shapes_of(network_of(config))
     if not {path[0] for path in found} & {"embedding", "head"} and config.model.family in CLASSES:
-        return module_places(shapes)
+        return module_locations(shapes)
     one_by_one = any(path[0] == "layers" and path[1:2] and path[1].isdecimal() for path in found)
 
-    def of(name: Keys, shape: tuple[int, ...]) -> list[Place]:
+    def of(name: Keys, shape: tuple[int, ...]) -> list[Location]:
         if not one_by_one or name[0] != "layers":
-            return [Place(name, name, None, None, shape)]
-        return [Place(("layers", str(row), *name[1:]), name, row, None, shape[1:]) for row in range(shape[0])]
+            return [Location(name, name, None, None, shape)]
+        return [Location(("layers", str(row), *name[1:]), name, row, None, shape[1:]) for row in range(shape[0])]
 
     return [place for name, shape in shapes.items() for place in of(name, shape)]
 
 
-def check_arrays(arrays: Mapping[Keys, Any], places: Sequence[Place], what: str, *, remedy: str = "") -> None:
+def check_arrays(arrays: Mapping[Keys, Any], places: Sequence[Location], what: str, *, remedy: str = "") -> None:
     """Raises CheckpointError when arrays, by their paths, are not those of `places`; the message names all of them."""
     wanted = {each.path: each for each in places}
     pairs = [(path, wanted[path], arrays[path]) for path in wanted if path in arrays]
