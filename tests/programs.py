@@ -40,15 +40,17 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(_IMPORTS)
 
 
-def without_slow_phases(log: str) -> str:
-    """A log without the lines of phases that last: they come after 15 s, so only where the machine is slow."""
-    return re.sub(r"^.*\S  (?:\d+ min )?\d+ s\n", "", log, flags=re.MULTILINE)
+def without_waits(log: str) -> str:
+    """A log without the lines that only a slow machine adds: of phases above 15 s, and of XLA's threads that wait."""
+    return re.sub(
+        r"^.*(\S  (?:\d+ min )?\d+ s|\] This thread (has been|is unstuck) waiting .*)\n", "", log, flags=re.MULTILINE
+    )
 
 
 class Ended(NamedTuple):
     """A program that has ended: its exit status (−N when signal N killed it), and what it wrote.
 
-    Of phases that last, standard error has no lines (`without_slow_phases`).
+    Standard error has no lines that only a slow machine adds (`without_waits`).
     """
 
     returncode: int
@@ -72,7 +74,7 @@ class Running:
         if self.process.exitcode is None:
             self.process.kill()
             raise TimeoutError(f"runs for more than {timeout_s} s:\n{self._text('stderr')}")
-        return Ended(self.process.exitcode, self._text("stdout"), without_slow_phases(self._text("stderr")))
+        return Ended(self.process.exitcode, self._text("stdout"), without_waits(self._text("stderr")))
 
     def _text(self, stream: str) -> str:
         return (self._folder / stream).read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ import pytest
 
 from fiddlex.cluster.mesh import num_cores
 from fiddlex.terminal.readable import mib
-from tests.programs import EXPERIMENTS, ROOT, call, started, without_slow_phases
+from tests.programs import EXPERIMENTS, ROOT, call, started, without_waits
 from tests.small_run import steps
 
 TINY = [
@@ -59,7 +59,7 @@ def call_by_hand(
     done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
-    done.stderr = without_slow_phases(done.stderr)
+    done.stderr = without_waits(done.stderr)
     return done
 
 
@@ -170,7 +170,7 @@ def test_full_disk(
     arguments = [*train_arguments(tmp_path, text_file, **fields), *other]
     done = call_by_hand(EXPERIMENTS / "train.py", *arguments, status=1, shell=limited)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("step ")]
-    assert len(lines) == number
+    assert len(lines) == number, done.stderr
     assert message.format(tmp_path) in lines[-1]
 
 

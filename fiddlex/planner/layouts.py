@@ -126,6 +126,24 @@ class Layout(NamedTuple):
         return dataclasses.replace(config, mesh=copy.copy(self.mesh), pipeline=pipeline)  # keys stay as they are
 
 
+class Group(NamedTuple):
+    """Layouts with the same number of devices along each axis and of microbatches: all combinations of the rest."""
+
+    pipelines: list[tuple[str, int, str]]  # schedule, chunks and semantics
+    num_microbatches: int
+    meshes: list[MeshConfig]
+    recompute: Sequence[str]
+
+    @property
+    def combinations(self) -> int:
+        """Number of layouts with one of the pipelines."""
+        return len(self.meshes) * len(self.recompute)
+
+    def layouts(self, schedule: str, chunks: int, semantics: str) -> Iterator[Layout]:
+        for recompute, mesh in itertools.product(self.recompute, self.meshes):
+            yield Layout(mesh, schedule, chunks, self.num_microbatches, semantics, recompute)
+
+
 def planned_pipeline(config: Config, semantics: str, recompute: str = "none", **fields: Any) -> PipelineConfig:
     """The pipeline section of a plan; stash and weights wait where those of `config` wait."""
     return PipelineConfig(
@@ -164,6 +182,13 @@ def set_text(fields: Mapping[str, Any]) -> str:
 
 def layouts(problem: Problem) -> Iterator[Layout]:
     """All layouts of the space, from the divisors of the devices, the heads and the batch."""
+    for group in groups(problem):
+        for pipeline in group.pipelines:
+            yield from group.layouts(*pipeline)
+
+
+def groups(problem: Problem) -> Iterator[Group]:
+    """All layouts of the space, grouped."""
     batch = problem.config.data.global_batch_size
     flash = backend_of(problem.topology.compiler).flash_kernel(problem.config).name
     modes = recompute_choices(problem.config, flash=bool(flash))
@@ -177,9 +202,7 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                 variant(sizes, sequence_parallel=sequence, outermost=outermost, collective_matmul=matmul)
                 for outermost, matmul in itertools.product(orders, matmuls)
             ]
-            for schedule, chunks, semantics in _pipelines(problem, sizes.pipe, number):
-                for recompute, mesh in itertools.product(modes, variants):
-                    yield Layout(mesh, schedule, chunks, number, semantics, recompute)
+            yield Group(list(_pipelines(problem, sizes.pipe, number)), number, variants, modes)
 
 
 def meshes(problem: Problem) -> Iterator[MeshConfig]:

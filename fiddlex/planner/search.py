@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import heapq
 import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.bound import Cut, least_seconds
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes
 from fiddlex.planner.cost_model import CostModel
-from fiddlex.planner.layouts import Layout, Problem, layouts, planned_pipeline, schedules, why_missing
+from fiddlex.planner.layouts import Group, Layout, Problem, groups, layouts, planned_pipeline, schedules, why_missing
 from fiddlex.planner.plans import Plan, Score, plan_of, score
 from fiddlex.planner.times import MicrobatchTimes, StepTimes
 from fiddlex.schedules.generators import generator_of
@@ -75,13 +76,13 @@ def search(problem: Problem, *, keep: int = 5) -> Found:
     """
     _check_streams(problem)
     space = _Space(problem)
-    entries = sorted(space.entries(), key=lambda entry: entry.least)
-    if not entries:
+    size = sum(len(group.pipelines) * group.combinations for group in groups(problem))
+    if not size:
         raise ConfigError(_uncuttable(problem))
     best: list[tuple[Score, int, Plan]] = []
     least: Need | None = None
     simulated = 0
-    for number, entry in enumerate(entries):
+    for number, entry in enumerate(space.entries()):
         if len(best) == keep and entry.least > best[-1][0]:
             break
         memory = space.memory(entry.layout)
@@ -93,7 +94,7 @@ def search(problem: Problem, *, keep: int = 5) -> Found:
         plan = space.plan(entry.layout, memory)
         bisect.insort(best, (score(problem.objective, plan), number, plan))
         del best[keep:]
-    return Found([plan for *_, plan in best], len(entries), simulated, least)
+    return Found([plan for *_, plan in best], size, simulated, least)
 
 
 def evaluate(problem: Problem, layout: Layout) -> Plan:
@@ -144,6 +145,15 @@ class _Entry(NamedTuple):
     layout: Layout
 
 
+class _Alike(NamedTuple):
+    """The layouts of a group with one of its pipelines."""
+
+    layouts: Callable[[], Iterator[Layout]]
+    semantics: str
+    cut: Cut
+    seconds: Callable[[MicrobatchTimes], float]  # `least_seconds`
+
+
 class _Space:
     """The layouts of a problem, with a cache of shared results."""
 
@@ -158,24 +168,59 @@ class _Space:
         self._memory_once = functools.cache(self._memory)
 
     def entries(self) -> Iterator[_Entry]:
-        for _, alike in itertools.groupby(layouts(self.problem), key=self._pipeline):
-            first, *others = alike
-            cut = self.cut(first)
-            seconds = least_seconds(self.shape(first), cut)
-            for layout in (first, *others):
-                yield _Entry(self._least(layout, cut, seconds), layout)
+        """All layouts in ascending order of their bounds, those with equal bounds in the order of `layouts`.
 
-    @staticmethod
-    def _pipeline(layout: Layout) -> tuple[object, ...]:
-        """What decides a layout's `cut` and `shape`: neither the order of axes nor what is made again."""
-        return layout.mesh.pipe, *layout[1:-1]
+        Layouts of the same group and pipeline have a common bound; each gets its own when no bound is smaller.
+        """
+        waiting: list[tuple[Score, int, _Alike | Layout]] = []
+        number = 0
+        for group in groups(self.problem):
+            common_bound = self._common_bound(group)
+            for pipeline in group.pipelines:
+                alike = self._alike(group, pipeline)
+                waiting.append((common_bound(alike), number, alike))
+                number += group.combinations
+        heapq.heapify(waiting)
+        while waiting:
+            least, number, found = heapq.heappop(waiting)
+            if isinstance(found, Layout):
+                yield _Entry(least, found)
+                continue
+            for own, layout in enumerate(found.layouts(), number):
+                heapq.heappush(waiting, (self._bound(layout, found), own, layout))
 
-    def _least(self, layout: Layout, cut: Cut, seconds: Callable[[MicrobatchTimes], float]) -> Score:
+    def _alike(self, group: Group, pipeline: tuple[str, int, str]) -> _Alike:
+        layouts_of = functools.partial(group.layouts, *pipeline)
+        first = next(layouts_of())
+        cut = self.cut(first)
+        return _Alike(layouts_of, first.semantics, cut, least_seconds(self.shape(first), cut))
+
+    def _common_bound(self, group: Group) -> Callable[[_Alike], Score]:
+        """A lower bound on the scores of the group's layouts that share a pipeline."""
+        if self.problem.objective == "memory":
+            return lambda alike: (0.0, 0.0)
+        on_meshes = [self._times_once(mesh) for mesh in group.meshes]
+        times = [
+            microbatch(group.num_microbatches, recompute)
+            for (microbatch, _), recompute in itertools.product(on_meshes, group.recompute)
+        ]
+        shortest = MicrobatchTimes(*map(min, zip(*times, strict=True)))
+
+        def bound(alike: _Alike) -> Score:
+            step_s = min(sum(step(alike.cut.rows, alike.semantics)) for _, step in on_meshes)
+            return self._at_least(alike.seconds(shortest) + step_s, group.meshes[0])
+
+        return bound
+
+    def _bound(self, layout: Layout, alike: _Alike) -> Score:
         if self.problem.objective == "memory":
             return float(self.memory(layout).peak), 0.0
-        times, step = self.times(layout, cut)
-        devices = layout.mesh.num_devices if self.problem.objective == "cost" else 1
-        return (seconds(times) + sum(step)) * (1 - _ROUNDING) * devices, 0.0
+        times, step = self.times(layout, alike.cut)
+        return self._at_least(alike.seconds(times) + sum(step), layout.mesh)
+
+    def _at_least(self, seconds: float, mesh: MeshConfig) -> Score:
+        devices = mesh.num_devices if self.problem.objective == "cost" else 1
+        return seconds * (1 - _ROUNDING) * devices, 0.0
 
     def times(self, layout: Layout, cut: Cut) -> tuple[MicrobatchTimes, StepTimes]:
         microbatch, step = self._times_once(layout.mesh)
