@@ -57,7 +57,9 @@ def test_it_finds_what_looking_at_every_layout_finds(
     problem = streaming(problem) if kind else problem
     every = [evaluate(problem, layout) for layout in layouts(problem)]
     if not every:
-        with pytest.raises(ConfigError, match="no mesh has 3 stages" if kind else "cannot be a mesh"):
+        with pytest.raises(
+            ConfigError, match="no mesh has 3 stages|libtpu takes multiples of 128" if kind else "cannot be a mesh"
+        ):
             search(problem)
         return
     assert {plan.layout.schedule == "breadth_first" for plan in every} == {bool(kind)}
