@@ -58,7 +58,7 @@ def test_it_finds_what_looking_at_every_layout_finds(
     every = [evaluate(problem, layout) for layout in layouts(problem)]
     if not every:
         with pytest.raises(
-            ConfigError, match="no mesh has 3 stages|libtpu takes multiples of 128" if kind else "cannot be a mesh"
+            ConfigError, match="no mesh has 3 stages|libtpu takes multiples of" if kind else "cannot be a mesh"
         ):
             search(problem)
         return
