@@ -183,7 +183,7 @@ def layer_costs(path: str, topology: str, stash_dtype: str, examples: int) -> di
     def passes(weights: Any, x: jax.Array, dy: jax.Array) -> Any:
         weights = jax.tree.map(lambda w: w[0], as_varying(weights, specs, axes))
         x, dy = (lax.pcast(each, AXES[:2], to="varying") for each in (x, dy))
-        y, stashed = split.forward(weights, x, again)
+        y, stashed, _ = split.forward(weights, x, again)
         # The barrier stands for the stash: the backward pass sees nothing else of the forward pass.
         found = y, split.backward(weights, again, [lax.optimization_barrier(leaf) for leaf in stashed], dy)
         return jax.tree.map(lambda each: each[None], found)

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from fiddlex.flax.family import family
 from fiddlex.flax.models import GPT, Bert, Llama
+from fiddlex.flax.parts import Loss
 from fiddlex.flax.weights import state_of
 
 if TYPE_CHECKING:
     from fiddlex.train.run.transfer.modules import load, save
 
-__all__ = ["GPT", "Bert", "Llama", "family", "load", "save", "state_of"]
+__all__ = ["GPT", "Bert", "Llama", "Loss", "family", "load", "save", "state_of"]
 
 
 def __getattr__(name: str) -> Any:

@@ -41,9 +41,9 @@ def alone(
     """`function(weights, x, again)` of arrays on the devices of a mesh.
 
     Args:
-      function: must not close over traced values; `again` is not differentiated. It returns one array.
+      function: must not close over traced values; `again` is not differentiated.
       places: what a tensor rank has of each weight, for which `tensor` must be an axis of the mesh; None: the whole.
-        Of `x`, `again` and the result it has the whole.
+        Of `x`, `again` and the results it has the whole.
     """
 
     def parts(weights: Tree) -> Tree:
@@ -56,8 +56,12 @@ def alone(
     def of(leaves: list[Any]) -> Sequence[Place]:
         return places or [None] * len(leaves)
 
-    value, derivative = _Inlined(function, [None]), _Inlined(functools.partial(_with_vjp, function), [None])
-    pulled = _Inlined(_pull, [*map(of_gradient, places), None] if places else [])
+    value = _Inlined(function, lambda results: [None] * results.num_leaves)
+    derivative = _Inlined(
+        functools.partial(_with_vjp, function), lambda results: [None] * results.children()[0].num_leaves
+    )
+    gradients = [*map(of_gradient, places), None] if places else []
+    pulled = _Inlined(_pull, lambda results: gradients)
 
     @jax.custom_vjp
     def evaluated(weights: Tree, x: jax.Array, again: Tree) -> Tree:
@@ -125,10 +129,11 @@ class _Inlined:
 
     Args:
       function: takes trees of arrays, where a tensor rank's part of an array stands for the whole.
-      wanted: what a rank is to have of the first results; it has parts of the others, or the whole.
+      wanted: what a rank is to have of the first results, from their structure; it has parts of the others, or the
+        whole.
     """
 
-    def __init__(self, function: Callable[..., Tree], wanted: Sequence[Place]):
+    def __init__(self, function: Callable[..., Tree], wanted: Callable[[Any], Sequence[Place]]):
         self._function, self._wanted = function, wanted
         self._traces: dict[Any, tuple[Trace, Plan]] = {}
 
@@ -141,13 +146,14 @@ class _Inlined:
         key = jax.sharding.get_abstract_mesh(), structure, *places, *types
         if key not in self._traces:
             trace = Trace.of(self._function, *jax.tree.unflatten(structure, types))
-            wanted = [*self._wanted, *[KEPT] * (len(trace.jaxpr.outvars) - len(self._wanted))]
+            wanted = self._wanted(trace.results)
+            wanted = [*wanted, *[KEPT] * (len(trace.jaxpr.outvars) - len(wanted))]
             self._traces[key] = trace, plan(trace.jaxpr, places, wanted, ranks)
         trace, planned = self._traces[key]
         axes = frozenset[str]().union(*map(axes_of, arrays))
         axes -= {"tensor"} if any(map(_is_part, parts)) else set()
         results = _run(trace.closed, arrays, axes, planned)
-        asked = len(self._wanted)
+        asked = len(self._wanted(trace.results))
         kept = map(_as_part, results[asked:], planned.places[asked:])
         return jax.tree.unflatten(trace.results, [*results[:asked], *kept])
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
@@ -19,6 +20,7 @@ from fiddlex.flax.model import Functions, Keys
 from fiddlex.flax.operations import Cut, Place, cut
 from fiddlex.flax.partition import Plan, Step, plan
 from fiddlex.models.weights import Weights
+from fiddlex.pipeline import layer_losses
 from fiddlex.pipeline.residuals import SplitVjp
 
 Tree = Any
@@ -135,11 +137,15 @@ class Sizes(NamedTuple):
         """Of the function `functions.layer` of weights, input and keys, given as types of whole arrays."""
         found: list[Any] = []
 
+        def layer(weights: Weights, x: jax.Array, again: tuple[Keys, jax.Array]) -> Any:
+            result = functions.layer(weights, x, again[0])
+            return layer_losses.weighted(result, again[1]) if functions.adds_losses else result
+
         def counted(weights: Weights, x: jax.Array, keys: Keys) -> jax.Array:
-            vjp = SplitVjp(functions.layer)
-            y, saved = vjp.forward(weights, x, keys)
-            left = [_left(SplitVjp(functions.layer, recompute=again), weights, x, keys) for again in (False, True)]
-            found.extend([list(map(jax.typeof, saved)), vjp.encodes(weights, x, keys), *left])
+            vjp, again = SplitVjp(layer), (keys, jnp.ones((len(x), 2)))
+            y, saved, _ = vjp.forward(weights, x, again)
+            left = [_left(SplitVjp(layer, recompute=full), weights, x, again) for full in (False, True)]
+            found.extend([list(map(jax.typeof, saved)), vjp.encodes(weights, x, again), *left])
             return y
 
         # `functions.layer` exchanges arrays over `tensor`.
@@ -160,14 +166,14 @@ class Sizes(NamedTuple):
         return 2 * max(each.size for each in self.saved)
 
 
-def _left(vjp: SplitVjp, weights: Weights, x: Any, keys: Keys) -> int:
+def _left(vjp: SplitVjp, weights: Weights, x: Any, again: Tree) -> int:
     """Bytes that the first part of a backward pass saves for the second."""
 
-    def left(weights: Weights, x: jax.Array, keys: Keys) -> list[jax.Array]:
-        y, stashed = vjp.forward(weights, x, keys)
-        return vjp.backward_input(weights, keys, stashed, y).left
+    def left(weights: Weights, x: jax.Array, again: Tree) -> list[jax.Array]:
+        y, stashed, _ = vjp.forward(weights, x, again)
+        return vjp.backward_input(weights, again, stashed, y).left
 
-    return sum(each.size * each.dtype.itemsize for each in jax.eval_shape(left, weights, x, keys))
+    return sum(each.size * each.dtype.itemsize for each in jax.eval_shape(left, weights, x, again))
 
 
 def _names(variables: Sequence[Any]) -> list[Any]:

@@ -21,7 +21,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.flax.model import FlaxModel, Functions
 from fiddlex.flax.parts import Part, make_part
 from fiddlex.flax.places import Rules, places_of, warn_of_whole
-from fiddlex.flax.traced import call_types, check, describe
+from fiddlex.flax.traced import adds_losses, call_types, check, describe
 from fiddlex.models.spec import Network
 
 _MOST_KEPT = 16  # modules and descriptions that are kept; the planner asks for one model on many meshes
@@ -77,7 +77,7 @@ def family(
 
         def make() -> _Made:
             parts = once(model, lambda: _parts(config, embed, block, head))
-            functions = Functions(parts, places_of(config, parts, rules))
+            functions = Functions(parts, places_of(config, parts, rules), adds_losses=adds_losses(config, parts))
             return _Made(functions, describe(config, functions))
 
         found: _Made = once((model, tensor), make)

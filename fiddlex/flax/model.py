@@ -21,6 +21,7 @@ from fiddlex.flax.parts import Part
 from fiddlex.models.context import Context
 from fiddlex.models.model import Batch, Model, as_rows, sums
 from fiddlex.models.weights import Weights
+from fiddlex.pipeline import layer_losses
 
 Keys = jax.Array | None  # one for each example; None where nothing is dropped
 SHARING = ("pipe", "tensor")  # axes whose ranks share embedding and head by examples
@@ -29,16 +30,19 @@ SHARING = ("pipe", "tensor")  # axes whose ranks share embedding and head by exa
 class Functions:
     """The three modules as functions of their weights, their input, and what is not differentiated.
 
-    `places` says what a tensor rank has of each weight of a layer (`fiddlex.flax.partition`).
+    Args:
+      places: what a tensor rank has of each weight of a layer (`fiddlex.flax.partition`).
+      adds_losses: whether a layer returns `(x, loss)`, as in `Model`.
     """
 
-    def __init__(self, parts: dict[str, Part], places: Sequence[Place]):
+    def __init__(self, parts: dict[str, Part], places: Sequence[Place], *, adds_losses: bool):
         self.parts, self.places, self.plain = parts, places, plain_functions(parts)
+        self.adds_losses = adds_losses
         self.embed, self.logits = alone(self.plain["embed"]), alone(self.plain["head"])
         self.layer = alone(self.plain["block"], places)
 
 
-def plain_functions(parts: dict[str, Part]) -> dict[str, Callable[..., jax.Array]]:
+def plain_functions(parts: dict[str, Part]) -> dict[str, Callable[..., Any]]:
     """The functions of `Functions` on one device, by role.
 
     `embed` and `block` take the weights of their own part, `head` those of both `embedding` and `head`.
@@ -49,7 +53,7 @@ def plain_functions(parts: dict[str, Part]) -> dict[str, Callable[..., jax.Array
         tokens_BS, keys_B = again
         return by_example(functools.partial(embed.apply, weights), keys_B, tokens_BS)
 
-    def layer(weights: Weights, x_BSH: jax.Array, keys_B: Keys) -> jax.Array:
+    def layer(weights: Weights, x_BSH: jax.Array, keys_B: Keys) -> Any:
         return by_example(functools.partial(block.apply, weights), keys_B, x_BSH)
 
     def logits(weights: Weights, x_BSH: jax.Array, keys_B: Keys) -> jax.Array:
@@ -59,11 +63,20 @@ def plain_functions(parts: dict[str, Part]) -> dict[str, Callable[..., jax.Array
     return {"embed": embedded, "block": layer, "head": logits}
 
 
-def by_example(call: Callable[[Keys, jax.Array], jax.Array], keys_B: Keys, x_B: jax.Array) -> jax.Array:
-    """`call(key, x)` of a batch; with keys, of each example by itself, so that no layout changes what it draws."""
+def by_example(call: Callable[[Keys, jax.Array], Any], keys_B: Keys, x_B: jax.Array) -> Any:
+    """`call(key, x)` of a batch; with keys, of each example by itself, so that no layout changes what it draws.
+
+    A loss beside the array is then the mean of those of the examples.
+    """
     if keys_B is None:
         return call(None, x_B)
-    return jax.vmap(lambda key, x: call(key, x[None])[0])(keys_B, x_B)
+
+    def one(key: jax.Array, x: jax.Array) -> Any:
+        y, losses = layer_losses.split(call(key, x[None]))
+        return y[0], losses
+
+    y_B, losses_B = jax.vmap(one)(keys_B, x_B)
+    return (y_B, *(loss_B.mean() for loss_B in losses_B)) if losses_B else y_B
 
 
 class Share(NamedTuple):
@@ -102,7 +115,7 @@ class FlaxModel(Model):
 
     def __init__(self, config: Config, functions: Functions):
         super().__init__(config)
-        self._functions = functions
+        self._functions, self.adds_losses = functions, functions.adds_losses
 
     def init(self, key: jax.Array, layers: Any) -> Weights:
         parts = self._functions.parts
@@ -126,7 +139,7 @@ class FlaxModel(Model):
         like = jnp.zeros((), self.config.dtype)
         return share.whole(self._functions.embed(weights["embedding"], like, again), len(tokens_BS))
 
-    def apply_layer(self, layer: Weights, x_BTH: jax.Array, number: jax.Array, context: Context) -> jax.Array:
+    def apply_layer(self, layer: Weights, x_BTH: jax.Array, number: jax.Array, context: Context) -> Any:
         return self._functions.layer(layer, x_BTH, self._keys(context, number))
 
     def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:

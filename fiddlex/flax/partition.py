@@ -166,8 +166,8 @@ def choose(jaxpr: core.Jaxpr, num_weights: int, ranks: int, *, exchange: float) 
     is kept. Last it tries two and three pieces of what is whole.
 
     Args:
-      jaxpr: a trace of the layer's value and gradients. Its first arguments are the weights, and its results the value,
-        the gradients of the weights, and that of the layer's input.
+      jaxpr: a trace of the layer's results and gradients. Its first arguments are the weights, and its last results
+        the gradients of the weights and that of the layer's input.
       num_weights: number of weights.
       ranks: number of tensor ranks.
       exchange: number of floating-point operations that cost as much as exchanging one element.
@@ -175,14 +175,15 @@ def choose(jaxpr: core.Jaxpr, num_weights: int, ranks: int, *, exchange: float) 
     others: list[Place] = [None] * (len(jaxpr.invars) - num_weights)
 
     def planned(places: Sequence[Place], gradients: Sequence[Place]) -> Plan:
-        return plan(jaxpr, [*places, *others], [None, *gradients, None], ranks)
+        results = [None] * (len(jaxpr.outvars) - num_weights - 1)
+        return plan(jaxpr, [*places, *others], [*results, *gradients, None], ranks)
 
     def cost(places: Sequence[Place]) -> float:
         found = planned(places, list(map(of_gradient, places)))
         return found.flops + exchange * found.exchanged
 
     def followed(places: list[Place]) -> list[Place]:
-        made = planned(places, [KEPT] * num_weights).places[1:-1]
+        made = planned(places, [KEPT] * num_weights).places[-1 - num_weights : -1]
         further = [mine if mine is not None else place for mine, place in zip(places, made, strict=True)]
         return places if further == places else followed(further)
 

@@ -7,6 +7,7 @@ any trace, and without its parameters' values where it keeps no array outside a 
 import dataclasses
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,13 @@ from fiddlex.models.weights import Weights
 Tree = Any
 Path = tuple[str, ...]
 MODES = ("deterministic", "train")  # arguments of a call that say whether the module drops anything
+
+
+LOSSES = "losses"  # the collection of Linen modules whose values are added to the objective
+
+
+class Loss(nnx.Variable):
+    """What a NNX block sows as a part of the objective: `self.sow(fiddlex.flax.Loss, "balance", value)`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +85,7 @@ def _no_module(role: str, found: Any) -> ConfigError:
 
 
 def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruct, embed: Part | None) -> Part:
-    traced: list[Any] = []
+    traced, sows = list[Any](), set[type]()
 
     def split(key: jax.Array) -> tuple[Any, Any]:
         module = make(key)
@@ -123,7 +131,9 @@ def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruc
             called.train()
             keys: dict[str, Any] = {tag: jax.random.fold_in(key, number) for number, tag in enumerate(tags)}
             nnx.reseed(called, **keys)
-        return called(*inputs, **others, **modes(key is not None))
+        if not sows:
+            return _with_losses(role, called(*inputs, **others, **modes(key is not None)))
+        return _with_losses(role, *nnx.capture(called, Loss)(*inputs, **others, **modes(key is not None)))
 
     specs = nnx.to_flat_state(nnx.get_partition_spec(params))
     axes = {_path(path): tuple(_value(spec)) for path, spec in specs if any(_value(spec))}
@@ -132,8 +142,11 @@ def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruc
     def called(params: Any, rest: Any, x: jax.Array, of_embed: Weights) -> Any:
         module = nnx.merge(graph, params, rest, copy=True)
         module.eval()
-        module(x, **({"embed": embed.bound(of_embed)} if embed and part.takes_embed else {}), **modes(False))
-        return nnx.state(module, nnx.Not(nnx.Param))
+        others = {"embed": embed.bound(of_embed)} if embed and part.takes_embed else {}
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of sowing without nnx.capture
+            module(x, **others, **modes(False))
+        sows.update(type(each) for _, each in nnx.to_flat_state(nnx.state(module, Loss)))
+        return nnx.state(module, nnx.Not(nnx.Any(nnx.Param, Loss)))
 
     _check_unwritten(role, called, params, rest, given, jax.eval_shape(embed.init, first) if embed else {})
     return part
@@ -151,14 +164,15 @@ def _linen(role: str, module: linen.Module, given: jax.ShapeDtypeStruct, embed: 
         return linen.unbox(boxed(key))
 
     found = jax.eval_shape(variables, jax.random.key(0))
-    if others := sorted(set(found) - {"params"}):
+    if others := sorted(set(found) - {"params", LOSSES}):
         raise _changing(role, f"the collection {others[0]!r}")
     _check_leaves(role, flat(found.get("params", {})))
     specs = linen.get_partition_spec(jax.eval_shape(boxed, jax.random.key(0)))
 
     def apply(weights: Weights, key: jax.Array | None, *inputs: Any, **others: Any) -> Any:
-        rngs = {} if key is None else {"dropout": key}
-        return module.apply({"params": weights}, *inputs, **others, **modes(key is not None), rngs=rngs)
+        rngs, call = {} if key is None else {"dropout": key}, others | modes(key is not None)
+        result, sown = module.apply({"params": weights}, *inputs, **call, rngs=rngs, mutable=[LOSSES])
+        return _with_losses(role, result, sown)
 
     return Part(
         role,
@@ -168,6 +182,25 @@ def _linen(role: str, module: linen.Module, given: jax.ShapeDtypeStruct, embed: 
         takes_embed=takes_embed,
         axes={path: tuple(spec) for path, spec in flat(specs.get("params", {})) if any(spec)},
     )
+
+
+def _with_losses(role: str, result: Any, sown: Any = ()) -> Any:
+    """What a call returned; with a block that returns or sows losses, its array and their sum."""
+    sown = jax.tree.leaves(sown)
+    if role != "block":
+        if sown:
+            raise ConfigError(f"{role} sows a loss, which only a block may: let the block sow it.")
+        return result
+    x, *losses = result if isinstance(result, tuple) else (result,)
+    losses += sown
+    if any(jnp.shape(each) or not jnp.issubdtype(jnp.result_type(each), jnp.floating) for each in losses):
+        types = ", ".join(f"{jnp.result_type(each)}{list(jnp.shape(each))}" for each in losses)
+        raise ConfigError(
+            f"block returns or sows {types} beside its activations. Each of these is added to the objective, so it "
+            "must be one floating-point number: take its mean, or wrap the block in a module that returns the "
+            "activations alone."
+        )
+    return (x, sum(each.astype(jnp.float32) for each in losses)) if losses else x
 
 
 def _holds_tracers(graph: Any) -> bool:
@@ -209,7 +242,8 @@ def _check_unwritten(role: str, called: Callable[..., Any], params: Any, rest: A
 def _changing(role: str, what: str) -> ConfigError:
     return ConfigError(
         f"{role} keeps {what}, which a call changes. A pipeline runs many microbatches at once and would lose the "
-        "change: use a module without such state, LayerNorm in place of BatchNorm, and without nnx.Module.sow."
+        "change: use a module without such state, LayerNorm in place of BatchNorm, and let it sow fiddlex.flax.Loss "
+        "only."
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
@@ -15,6 +16,7 @@ from fiddlex.flax.partition import choose
 from fiddlex.flax.parts import Part, Path, flat
 from fiddlex.flax.traced import call_types, weight_types
 from fiddlex.models.weights import Weights
+from fiddlex.pipeline import layer_losses
 
 Tree = Any
 Rules = Mapping[str, str | None]  # from a logical axis to "tensor", or to None
@@ -39,8 +41,9 @@ def places_of(config: Config, parts: dict[str, Part], rules: Rules | None) -> li
         ]
 
     def step(weights: Weights, x: jax.Array, keys: Keys, dy: jax.Array) -> Tree:
-        y, vjp = jax.vjp(lambda weights, x: block(weights, x, keys), weights, x)
-        return y, *vjp(dy)
+        result, vjp = jax.vjp(lambda weights, x: block(weights, x, keys), weights, x)
+        y, losses = layer_losses.split(result)
+        return y, losses, *vjp((dy, *map(jnp.ones_like, losses)) if losses else dy)
 
     number = len(jax.tree.leaves(weights))
     if config.mesh.tensor == 1:

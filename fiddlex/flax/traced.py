@@ -32,6 +32,7 @@ from fiddlex.models.spec import (
 )
 from fiddlex.models.task_sizes import task_of
 from fiddlex.models.weights import Weights
+from fiddlex.pipeline import layer_losses
 
 Tree = Any
 _UNDECAYED = ("bias", "scale")  # names of parameters without weight decay, whatever their shape
@@ -67,8 +68,16 @@ def check(config: Config, parts: dict[str, Part]) -> None:
     silent, drawn = (_arguments(config, parts, keys) for keys in (None, one.keys))
     called = drawn if model.dropout else silent
     for name, function in plain_functions(parts).items():
-        _check_result(name, jax.eval_shape(function, *called[name]), results[name], config)
+        made = jax.eval_shape(function, *called[name])
+        _check_result(name, layer_losses.split(made)[0] if name == "block" else made, results[name], config)
         _check_draws(name, function, silent=silent[name], drawn=drawn[name], config=config)
+
+
+def adds_losses(config: Config, parts: dict[str, Part]) -> bool:
+    """Whether a block returns a loss too, or sows one."""
+    keys = call_types(config, num_sequences=1).keys if config.model.dropout else None
+    block = _arguments(config, parts, keys)["block"]
+    return isinstance(jax.eval_shape(plain_functions(parts)["block"], *block), tuple)
 
 
 def _arguments(config: Config, parts: dict[str, Part], keys: Keys) -> dict[str, tuple[Any, ...]]:

@@ -30,9 +30,11 @@ class Model(abc.ABC):
     A family's class adds the head, and may override the embedding and the layers. A batch's leaves are [example, …]; an
     example may have several sequences, which pass through the layers as [sequence, …]. The loss is the sum of `parts`,
     `tokens`, `labels` or both: each is the mean of its terms over a whole batch, weighted by the batch's leaf in
-    `WEIGHTS`.
+    `WEIGHTS`. Where `adds_losses` is true, `apply_layer` returns `(x, loss)`, and the mean of a layer's losses over the
+    microbatches of a batch is added, the sum over the layers.
     """
 
+    adds_losses: bool = False
     WEIGHTS: ClassVar[dict[str, str]] = {"tokens": "weights", "labels": "label_weights"}
 
     def __init__(self, config: Config):
@@ -81,7 +83,8 @@ class Model(abc.ABC):
             epsilon=self.config.layer_norm_epsilon,
         )
 
-    def apply_layer(self, layer: Weights, x_BTH: jax.Array, number: jax.Array, context: Context) -> jax.Array:
+    def apply_layer(self, layer: Weights, x_BTH: jax.Array, number: jax.Array, context: Context) -> Any:
+        """Maps the residual stream through layer `number`; also returns a loss, a float scalar, with `adds_losses`."""
         if context.dropout is not None:
             context = dataclasses.replace(context, dropout=context.dropout.in_layer(number))
         return self.layer(layer, x_BTH, context)

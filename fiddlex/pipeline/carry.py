@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 
 from fiddlex.pipeline import stacks
 from fiddlex.pipeline.host_stash import together
@@ -30,7 +31,13 @@ class Carry(NamedTuple):
     grads: PipelineWeights  # sums, leaves [batch, …]
     finished: Tree  # complete and reduced gradients of layers, leaves [batch, row, …]
     values: jax.Array  # values of the head, [microbatch, …]
+    losses: Arrays  # sums of what this rank's layers add to these values (`layer_losses`), none or one of [microbatch]
     cache: Arrays  # `Cache.new`
+
+
+def with_losses(values: jax.Array, losses: Arrays) -> jax.Array:
+    """Values of the head, with what the layers of all ranks add to them."""
+    return sum((lax.psum(each, "pipe") for each in losses), values)
 
 
 def with_layers(carry: Carry, flat: Tree) -> Carry:

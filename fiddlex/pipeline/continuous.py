@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fiddlex.pipeline.carry import Carry, PipelineWeights
+from fiddlex.pipeline.carry import Carry, PipelineWeights, with_losses
 from fiddlex.pipeline.engine import Engine
 from fiddlex.schedules.windows import Renames
 
@@ -48,7 +48,7 @@ def run_window(
     """Runs the ticks of one step of `engine`, which has the versions, batches and number of the step.
 
     Returns:
-      What is in flight after the step; the head's values of the step's own batch, [microbatch, …]; and its gradients.
+      What is in flight after the step; the values of the step's own batch as from `execute`; and its gradients.
       `engine.between` has reduced those of the layers; those of embedding and head are this device's partial sums.
     """
     spec, rank = engine.spec, lax.axis_index("pipe")
@@ -69,20 +69,28 @@ def run_window(
     emptied = jax.tree.map(
         lambda total, g: lax.dynamic_update_index_in_dim(total, jnp.zeros_like(g), sums, 0), carry.grads.outer, outer
     )
-    values, later = jnp.split(carry.values, [spec.batch_size])
-    carry = carry._replace(
-        grads=carry.grads._replace(outer=emptied), values=jnp.concatenate([later, jnp.zeros_like(values)])
-    )
+    (values, losses), later = _first(carry.values, carry.losses, number=spec.batch_size)
+    carry = carry._replace(grads=carry.grads._replace(outer=emptied), values=later[0], losses=later[1])
     slots = [
         None if now is None else now[_row(rename, rank)]
         for now, rename in zip(in_flight.slots, window.renames, strict=True)
     ]
-    return InFlight(_between_steps(engine, carry), Renames(*slots)), values, PipelineWeights(outer, layers)
+    return (
+        InFlight(_between_steps(engine, carry), Renames(*slots)),
+        with_losses(values, losses),
+        PipelineWeights(outer, layers),
+    )
 
 
 def _between_steps(engine: Engine, carry: Carry) -> Carry:
     """The carry to pass to the next step: without `finished`, if each step starts with a new `finished`."""
     return carry._replace(finished=()) if engine.spec.sizes.finished == 1 else carry
+
+
+def _first(*trees: Tree, number: int) -> tuple[tuple[Tree, ...], tuple[Tree, ...]]:
+    """The first rows of arrays, and the others followed by as many zeros."""
+    first = jax.tree.map(lambda x: x[:number], trees)
+    return first, jax.tree.map(lambda x: jnp.concatenate([x[number:], jnp.zeros_like(x[:number])]), trees)
 
 
 def _row(x: jax.Array, index: Any) -> jax.Array:

@@ -29,8 +29,7 @@ from fiddlex.parallel.host_memory import fetched
 from fiddlex.pipeline import host_stash, stacks
 from fiddlex.pipeline.carry import Carry, PipelineWeights, after_fetch, after_spill, with_layers
 from fiddlex.pipeline.codec import Codec
-from fiddlex.pipeline.residuals import Arrays
-from fiddlex.pipeline.stage import Cache, CachedLayer, Chunk, Integer, Slot, Stage, Tile, in_row_major, in_turn
+from fiddlex.pipeline.stage import Cache, CachedLayer, Chunk, Integer, Kept, Slot, Stage, Tile, in_row_major, in_turn
 from fiddlex.schedules.pipeline_spec import PipelineSpec
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.table import BACKWARD_HOPS, FORWARD_HOPS, NONE, Tick, accesses
@@ -45,7 +44,8 @@ class PipelineModel:
     """The model that the executor runs, as functions of a device's shards of the weights."""
 
     embed: Callable[[Tree, Tree], jax.Array]  # (outer, microbatch) -> x, the same on all ranks of `pipe`
-    layer: Callable[[Tree, jax.Array, Any], jax.Array]  # (layer, x, (number, microbatch)) -> y, of the type of x
+    # (layer, x, (number, microbatch)) -> y, of the type of x, or (y, loss)
+    layer: Callable[[Tree, jax.Array, Any], Any]
     # (outer, x, microbatch) -> value; if it is differentiated, a scalar that is the same on all ranks of `pipe`
     head: Callable[[Tree, jax.Array, Tree], jax.Array]
     cached_layer: CachedLayer | None = None  # in decoding, in place of `layer`
@@ -93,7 +93,7 @@ class Engine:
         outer = self._outer(0)
         x = self._varying(self.model.embed(outer, microbatch))
         value = self.model.head(self._outer(0, of_head=True), lax.psum(x, "pipe"), microbatch)
-        kept: tuple[Arrays, Arrays] = ([], [])
+        kept = Kept([], [], [])
         grads, finished = PipelineWeights((), ()), ()
         sizes, slots, rows = self.spec.sizes, self.spec.sizes.slots, self.placement.rows_per_chunk
         if self.spec.trains:
@@ -115,18 +115,19 @@ class Engine:
         with jax.named_scope("stash"):  # both, since XLA may make arrays of one shape by one instruction
             stash, weight_stash = (
                 [self._empty(leaf, size, rows) for leaf in leaves]
-                for leaves, size in zip(kept, (slots.stash, slots.weight_stash), strict=True)
+                for leaves, size in zip(kept[:2], (slots.stash, slots.weight_stash), strict=True)
             )
         return Carry(
             stash=stash,
             weight_stash=weight_stash,
-            host_stash=host_stash.empty(kept[0], slots.host_stash, rows) if slots.host_stash else [],
+            host_stash=host_stash.empty(kept.stash, slots.host_stash, rows) if slots.host_stash else [],
             forward_inbox=self._empty(x, slots.forward_inbox),
             backward_inbox=self._empty(x, slots.backward_inbox),
             outgoing=self._empty(x),
             grads=grads,
             finished=finished,
             values=stacks.zeros(value, sizes.batches * self.spec.batch_size),
+            losses=[stacks.zeros(loss, sizes.batches * self.spec.batch_size) for loss in kept.losses],
             cache=self.cache.new if self.cache else [],
         )
 
@@ -183,8 +184,12 @@ class Engine:
             y, new = self.model.stage.forward_cached(chunk, x, microbatch, cache)
             return carry._replace(cache=new), y
         slot = Slot(carry.stash, own.forward_stash) if self.spec.trains else None
-        y, stash = self.model.stage.forward(chunk, x, microbatch, slot)
-        return carry._replace(stash=stash), y
+        number = own.forward_microbatch
+        losses = [lax.dynamic_index_in_dim(each, number, keepdims=False) for each in carry.losses]
+        y, stash, losses = self.model.stage.forward(chunk, x, microbatch, slot, losses)
+        pairs = zip(carry.losses, losses, strict=True)
+        losses = [lax.dynamic_update_index_in_dim(each, total, number, 0) for each, total in pairs]
+        return carry._replace(stash=stash, losses=losses), y
 
     @jax.named_scope("head")
     def _head(self, carry: Carry, shared: Tick, own: Tick, y: jax.Array) -> Carry:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fiddlex.pipeline.carry import Carry, PipelineWeights
+from fiddlex.pipeline.carry import Carry, PipelineWeights, with_losses
 from fiddlex.pipeline.engine import NOTHING_BETWEEN, Between, Engine, PipelineModel
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Cache
@@ -51,17 +51,20 @@ def execute(
       between: how rows of layers come, and what their gradients pass through before they go.
 
     Returns:
-      The values of the head, [microbatch, …], and the float32 gradients of `scale` times the sum of these values, not
-      yet reduced over devices. With `stream`, the gradients of layers are on the host, and reduced.
+      The values of the head with what the layers add, [microbatch, …], and the float32 gradients of `scale` times the
+      sum of these values, not yet reduced over devices. With `stream`, the gradients of layers are on the host, and
+      reduced.
     """
     settings: dict[str, Any] = {"scales": jnp.asarray(scale)[None], "fill": fill, "between": between}
     if stream is None:
         carry = _run(lowered, placement, model, weights, batch, **settings)
-        return carry.values, jax.tree.map(lambda g: g[0], carry.grads)
+        return with_losses(carry.values, carry.losses), jax.tree.map(lambda g: g[0], carry.grads)
     engine = _engine(lowered, placement, model, weights._replace(layers=()), batch, stream, **settings)
     table = lowered.with_idle(len(stream.loads) * stream.period)
     carry, gradients = run_periods(engine, weights.layers, stream, table)
-    return carry.values, PipelineWeights(jax.tree.map(lambda g: g[0], carry.grads.outer), gradients)
+    return with_losses(carry.values, carry.losses), PipelineWeights(
+        jax.tree.map(lambda g: g[0], carry.grads.outer), gradients
+    )
 
 
 def decode(

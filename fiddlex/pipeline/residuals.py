@@ -21,6 +21,7 @@ import jax
 from jax.extend import core
 
 from fiddlex.config.values.stash import STATISTICS
+from fiddlex.pipeline import layer_losses
 from fiddlex.pipeline.codec import Codec
 
 Arrays = list[Any]
@@ -35,30 +36,34 @@ class SplitVjp:
     types are traced only once.
 
     Args:
-      function: returns one array, of the type of `x`; must not close over traced values.
+      function: returns an array of the type of `x`, or that and a loss (`layer_losses`), which is not differentiated;
+        must not close over traced values.
       recompute: whether to stash only `x`, and to run the function again in the backward pass.
       codec: how the stash holds activations; None: as they are.
     """
 
     def __init__(
         self,
-        function: Callable[[Tree, jax.Array, Tree], jax.Array],
+        function: Callable[[Tree, jax.Array, Tree], Any],
         *,
         recompute: bool = False,
         codec: Codec | None = None,
     ):
-        self._function, self._recompute, self._codec = function, recompute, codec
+        self._function = lambda *args: layer_losses.split(function(*args))
+        self._recompute, self._codec = recompute, codec
         self._residuals = _traced_once(self._trace_residuals)
         self._parts = _traced_once(self._trace_parts)
 
-    def forward(self, given: Tree, x: jax.Array, again: Tree) -> tuple[jax.Array, Arrays]:
-        """The function's value, and what to stash."""
+    def forward(self, given: Tree, x: jax.Array, again: Tree) -> tuple[jax.Array, Arrays, Arrays]:
+        """The function's value, what to stash, and its losses."""
         if self._recompute:
-            return self._function(given, x, again), [x]
+            y, losses = self._function(given, x, again)
+            return y, [x], losses
         residuals = self._residuals(given, x, again)
         y, *leaves = core.jaxpr_as_fun(residuals.closed)(*jax.tree.leaves((given, x, again)))
-        by_name = {name: leaf for name, leaf in zip(residuals.names, leaves, strict=True) if _is_name(name)}
-        return y, self._encoded(residuals, [by_name[name] for name in residuals.stashed])
+        by_name = {name: leaf for name, leaf in zip(residuals.names, leaves, strict=False) if _is_name(name)}
+        losses = leaves[len(residuals.names) :]
+        return y, self._encoded(residuals, [by_name[name] for name in residuals.stashed]), losses
 
     def encodes(self, given: Tree, x: jax.Array, again: Tree) -> list[bool]:
         """For each array that `forward` stashes, whether it is an activation, which a codec encodes."""
@@ -70,7 +75,7 @@ class SplitVjp:
 
     def _backward(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> tuple[Tree, jax.Array]:
         if self._recompute:
-            vjp = jax.vjp(self._function, given, stashed[0], again)[1]
+            vjp = jax.vjp(self._function, given, stashed[0], again, has_aux=True)[1]
         else:
             residuals = self._residuals(given, dy, again)  # dy stands in for x, of which only the type matters
             values = dict(zip(residuals.stashed, stashed, strict=True)) | residuals.constants
@@ -118,10 +123,11 @@ class SplitVjp:
 
     def _trace_residuals(self, given: Tree, x: jax.Array, again: Tree) -> "_Residuals":
         """Traces residuals; the backward pass recomputes those that depend only on constants (a mask's zeros, say)."""
-        trace = jax.make_jaxpr(functools.partial(jax.vjp, self._function), return_shape=True)
-        closed, (_, vjp) = trace(given, x, again)
+        trace = jax.make_jaxpr(functools.partial(jax.vjp, self._function, has_aux=True), return_shape=True)
+        closed, (_, vjp, _) = trace(given, x, again)
         graph = _Graph(closed)
-        names, free = graph.outputs[1:], graph.following(graph.constants)
+        names = graph.outputs[1 : 1 + len(jax.tree.leaves(vjp))]
+        free = graph.following(graph.constants)
         num_given = len(jax.tree.leaves(given))
         arguments = graph.arguments[:num_given] + graph.arguments[num_given + 1 :]  # x is stashed like any residual
         known = {*arguments, *graph.constants, *graph.made_by(free)}

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from fiddlex.pipeline import layer_losses
 from fiddlex.pipeline.codec import Codec
 from fiddlex.pipeline.residuals import Arrays, SplitVjp
 
@@ -51,6 +52,14 @@ class Slot(NamedTuple):
         ]
 
 
+class Kept(NamedTuple):
+    """What one layer saves in a pass, and the losses that it adds."""
+
+    stash: Arrays
+    weight_stash: Arrays
+    losses: Arrays
+
+
 class Cache(NamedTuple):
     """What layers keep of tokens in incremental decoding, with the rows of the stacked weights.
 
@@ -66,7 +75,7 @@ class Stage:
 
     def __init__(
         self,
-        layer: Callable[[Tree, jax.Array, Any], jax.Array],
+        layer: Callable[[Tree, jax.Array, Any], Any],
         cached_layer: CachedLayer | None = None,
         *,
         recompute: bool,
@@ -77,25 +86,31 @@ class Stage:
         self._vjp = SplitVjp(layer, recompute=recompute, codec=codec)
         self._tile = tile
 
-    def kept(self, chunk: Chunk, x: jax.Array, microbatch: Tree, *, splits: bool) -> tuple[Arrays, Arrays]:
+    def kept(self, chunk: Chunk, x: jax.Array, microbatch: Tree, *, splits: bool) -> Kept:
         """What one layer saves in the stash and, where a schedule splits B into I and W, in the weight stash."""
         weights, again = _row(chunk.weights, chunk.row), (chunk.layer, microbatch)
-        y, stashed = self._vjp.forward(weights, x, again)
-        return stashed, self._vjp.backward_input(weights, again, stashed, y).left if splits else []
+        y, stashed, losses = self._vjp.forward(weights, x, again)
+        return Kept(stashed, self._vjp.backward_input(weights, again, stashed, y).left if splits else [], losses)
 
-    def forward(self, chunk: Chunk, x: jax.Array, microbatch: Tree, stash: Slot | None) -> tuple[jax.Array, Arrays]:
-        """The stage's output, and the leaves of `stash` with the residuals in its slot; no leaves without a stash."""
+    def forward(
+        self, chunk: Chunk, x: jax.Array, microbatch: Tree, stash: Slot | None, losses: Arrays
+    ) -> tuple[jax.Array, Arrays, Arrays]:
+        """The stage's output, the leaves of `stash` with the residuals in its slot, and `losses` with those added.
 
-        def body(index: jax.Array, carry: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
-            x, leaves = carry
+        Without a stash there are no leaves, and nothing is added.
+        """
+
+        def body(index: jax.Array, carry: tuple[jax.Array, Arrays, Arrays]) -> tuple[jax.Array, Arrays, Arrays]:
+            x, leaves, losses = carry
             weights, again = _row(chunk.weights, chunk.row + index), (chunk.layer + index, microbatch)
             if stash is None:
-                return self._layer(weights, x, again), leaves
-            x, residuals = self._vjp.forward(weights, x, again)
+                return layer_losses.split(self._layer(weights, x, again))[0], leaves, losses
+            x, residuals, further = self._vjp.forward(weights, x, again)
             with jax.named_scope("stash"):
-                return x, _write(leaves, stash.number, index, self._in_order(residuals))
+                leaves = _write(leaves, stash.number, index, self._in_order(residuals))
+            return x, leaves, [total + loss for total, loss in zip(losses, further, strict=True)]
 
-        return lax.fori_loop(0, chunk.num_layers, body, (x, stash.leaves if stash else []))
+        return lax.fori_loop(0, chunk.num_layers, body, (x, stash.leaves if stash else [], losses))
 
     def forward_cached(self, chunk: Chunk, x: jax.Array, tokens: Tree, cache: Cache) -> tuple[jax.Array, Arrays]:
         """The stage's output for new tokens, and `cache.new` with what the stage's layers keep of them."""

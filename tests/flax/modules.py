@@ -10,7 +10,7 @@ import optax
 from flax import linen, nnx
 
 from fiddlex.config import Config
-from fiddlex.flax import family
+from fiddlex.flax import Loss, family
 from tests.reference import compiled
 
 Tree = Any
@@ -97,6 +97,38 @@ class Fused(Block):
         return x + self.dropout(self.down(nnx.gelu(self.up(self.norms[1](x)))))
 
 
+class Pair(Block):
+    """Returns a loss beside its activations."""
+
+    def __call__(self, x):
+        y = super().__call__(x)
+        return y, 0.1 * jnp.mean(self.up(y) ** 2)
+
+
+class Sown(Block):
+    """Sows two losses."""
+
+    def __call__(self, x):
+        y = super().__call__(x)
+        self.sow(Loss, "size", 0.1 * jnp.mean(y**2))
+        self.sow(Loss, "change", 0.2 * jnp.mean(jnp.abs(self.down(self.up(y - x)))))
+        return y
+
+
+class Sow(linen.Module):
+    """The same of Linen."""
+
+    config: Any
+
+    @linen.compact
+    def __call__(self, x, deterministic: bool):
+        y = LinenBlock(self.config)(x, deterministic)
+        for _ in range(2):
+            self.sow("losses", "size", 0.1 * jnp.mean(linen.Dense(8)(y) ** 2))
+        self.sow("intermediates", "output", y)
+        return y
+
+
 class Named(nnx.Module):
     """An MLP whose parameters have logical axes."""
 
@@ -163,11 +195,13 @@ def plain_loss(embed: Any, block: Any, head: Any) -> Callable[[Tree, Tree, jax.A
             others["deterministic"] = False
         if not issubclass(kind, nnx.Module):
             rngs = {} if key is None else {"dropout": key}
-            return kind(config.model).apply({"params": values}, x, **others, rngs=rngs)
+            y, sown = kind(config.model).apply({"params": values}, x, **others, rngs=rngs, mutable=["losses"])
+            return (y, sum(jax.tree.leaves(sown))) if sown else y
         made = bound(kind, values, config)
         if key is not None:
             nnx.reseed(made, default=jax.random.fold_in(key, 0))
-        return made(x, **others)
+        y, sown = nnx.capture(made, Loss)(x, **others)
+        return (y, sum(jax.tree.leaves(sown))) if sown else y
 
     def part(kind: Any) -> Callable[..., jax.Array]:
         def computed(values: Tree, x: jax.Array, layer: int, step: jax.Array, table: Tree, config: Config) -> jax.Array:
@@ -176,9 +210,12 @@ def plain_loss(embed: Any, block: Any, head: Any) -> Callable[[Tree, Tree, jax.A
                 others["embed"] = bound(embed, table, config)
             if not config.model.dropout:
                 return called(kind, values, None, x, config, **others)
-            return _by_example(
-                lambda k, x: called(kind, values, k, x[None], config, **others)[0], x, layer, step, config
-            )
+
+            def one(key: jax.Array, x: jax.Array) -> Any:
+                y = called(kind, values, key, x[None], config, **others)
+                return (y[0][0], y[1]) if isinstance(y, tuple) else y[0]
+
+            return _by_example(one, x, layer, step, config)
 
         return computed
 
@@ -187,18 +224,29 @@ def plain_loss(embed: Any, block: Any, head: Any) -> Callable[[Tree, Tree, jax.A
     def loss(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> jax.Array:
         num_layers, table = len(weights["layers"]), weights["embedding"]
         x = compiled(embedded, config)(table, batch["tokens"], num_layers, number, {})
+        added = 0.0
         for layer, values in enumerate(weights["layers"]):
-            x = compiled(of_layer, config)(values, x, layer, number, {})
+            result = compiled(of_layer, config)(values, x, layer, number, {})
+            x, *losses = result if isinstance(result, tuple) else (result,)
+            added += sum(each.mean() for each in losses)
         values = dict(weights["head"])
         table = table | {"tokens": values.pop("tokens")}
         logits = compiled(scored, config)(values, x, num_layers + 1, number, table)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean() + added
 
     return loss
 
 
 FUSED = family(embed=Embed, block=Fused, head=Head)
+WITH_LOSSES = {
+    "pair": family(embed=Embed, block=Pair, head=Head),
+    "sow": family(embed=LinenEmbed, block=Sow, head=LinenHead),
+    "sown": family(embed=Embed, block=Sown, head=Head),
+}
 LOSSES = {
+    "pair": plain_loss(Embed, Pair, Head),
+    "sow": plain_loss(LinenEmbed, Sow, LinenHead),
+    "sown": plain_loss(Embed, Sown, Head),
     "nnx": plain_loss(Embed, Block, Head),
     "linen": plain_loss(LinenEmbed, LinenBlock, LinenHead),
     "fused": plain_loss(Embed, Fused, Head),

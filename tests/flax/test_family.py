@@ -33,12 +33,15 @@ def families(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, "nnx", modules.NNX)
     monkeypatch.setitem(FAMILIES, "linen", modules.LINEN)
     monkeypatch.setitem(FAMILIES, "fused", modules.FUSED)
+    for name in ("pair", "sow", "sown"):
+        monkeypatch.setitem(FAMILIES, name, modules.WITH_LOSSES[name])
 
 
 LAYOUTS = cases("""
 mesh  model schedule         v m layers          sp recompute optimizer     zero1 dropout semantics     prediction
 1x4x1 nnx   zb_h1            1 8 -               -  full      adamw         -     -       sync          -
 2x2x1 nnx   interleaved_1f1b 2 4 -               -  none      sgd           zero1 dropout 2bw           extrapolate,2,0.7
+2x2x2 pair  zb_h1            1 4 -               -  none      adamw         zero1 -       2bw           -
 1x2x2 linen zb_h1            1 4 -               -  none      lamb          -     -       sync          -
 """)  # noqa: E501  # rows of a table
 FURTHER = cases("""
@@ -61,6 +64,11 @@ mesh  model schedule         v m layers          sp recompute optimizer     zero
 2x1x4 fused zb_h1            1 2 -               -  full      adamw         -     -       sync          -
 2x2x1 nnx   zb_h1            1 4 3,1             -  none      own:clipped   zero1 -       sync          -
 1x2x1 linen 1f1b             1 2 -               -  full      own:lamb      zero1 -       2bw           -
+2x2x1 sow   interleaved_1f1b 2 4 -               -  full      adamw         zero1 dropout sync          -
+1x4x1 sow   1f1b             1 4 -               -  none      lamb          -     -       stash         -
+2x2x1 sow   breadth_first    3 4 1,1,1,1,1,1     -  none      adamw,streams zero1 -       sync          -
+1x2x2 sown  1f1b             1 4 3,1             -  none      adamw         -     dropout vertical_sync -
+2x1x1 pair  gpipe            1 2 -               -  none      adamw         -     -       sync          -
 """)
 
 
@@ -333,7 +341,7 @@ class Failing(modules.Block):
         ({"block": Normalised}, r"block keeps batch\.mean, a nnx.BatchStat, .*LayerNorm in place"),
         (
             {"block": Adding},
-            r"block keeps balance, a nnx\.Intermediate, which a call changes\. .*without nnx\.Module\.sow",
+            r"block keeps balance, a nnx\.Intermediate, which a call changes\. .*let it sow fiddlex\.flax\.Loss only",
         ),
         ({"block": Remembering}, r"block keeps calls, a nnx\.Variable, which a call changes\. .*would lose the change"),
         ({"block": Counting}, r"block keeps the collection 'batch_stats', .*use a module without"),
@@ -342,7 +350,7 @@ class Failing(modules.Block):
         ({"block": lambda config: nnx.Linear(32, 32, rngs=nnx.Rngs(0))}, r"block is made without `rngs`; let it take"),
         ({"block": linen.Dense(32)}, r"block is a module; give its class, or a function that"),
         ({"block": Masked}, r"block is called with mask too, which fiddlex cannot give\. .*wrap the module"),
-        ({"block": Pair}, r"block returns tuple .*must return float32\[1, 16, 32\].* first of these alone"),
+        ({"block": Pair}, r"block returns or sows float32\[1, 16, 32\] beside .*one floating-point number"),
         (
             {"head": Wide},
             r"head returns float32\[1, 16, 514\] .*must return float32\[1, 16, 257\], logits of",

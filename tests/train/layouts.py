@@ -38,7 +38,7 @@ class Case:
       mesh: devices along data, pipe and tensor, as in 2x1x4.
       model: gpt or gpt,untied; an objective of BERT with where its norms stand, as in mlm,pre; llama, whose heads of
         queries share one of keys in pairs, or llama,tied with one head of keys for all, biases of queries, keys and
-        values, and tied embeddings; nnx and linen are the Flax modules of tests/flax/modules.py, and others those of
+        values, and tied embeddings; nnx, linen and others are the Flax modules of tests/flax/modules.py and
         tests/flax/published.py.
       schedule: a name, or that of a CSV file in tests/schedules; 1f1b,strict has `pipeline.order=strict`.
       v: stages on each rank.

@@ -31,6 +31,7 @@ from fiddlex.train.step.gradients import (
     parts,
     pipeline_model,
     with_keys,
+    with_layer_losses,
 )
 from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 
@@ -95,6 +96,8 @@ def make_gradients(
     def local_gradients(weights: Weights, batch: Batch, step: jax.Array, scale: jax.Array) -> tuple[jax.Array, Weights]:
         weights, (batch, share) = as_varying(weights, layout.waiting, axes), as_mean(batch)
         batch = with_keys(batch, config, step)
+        if model.adds_losses:
+            batch = with_layer_losses(batch, share=share, scale=scale)
         between = layout.between()
         losses, grads = execute(
             lowered, layout.placement, piped, parts(weights), batch, scale=share * scale, stream=stream, between=between

@@ -28,7 +28,7 @@ from fiddlex.models.registry import errors_of_family, model_function
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.host_memory import empty, fetched, is_on_host, map_rows
 from fiddlex.parallel.sharding import named
-from fiddlex.pipeline import engine
+from fiddlex.pipeline import engine, layer_losses
 from fiddlex.pipeline.carry import PipelineWeights
 from fiddlex.pipeline.codec import codec_of
 from fiddlex.pipeline.residuals import Arrays
@@ -159,20 +159,34 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         with naming_lines():
             return head(outer, x, microbatch, context(microbatch))
 
-    def apply_layer(layer: Weights, x: jax.Array, number: jax.Array, settings: Context) -> jax.Array:
+    def apply_layer(layer: Weights, x: jax.Array, number: jax.Array, settings: Context) -> Any:
         with naming_lines():
-            y = model.apply_layer(layer, x, number, settings)
+            result = model.apply_layer(layer, x, number, settings)
+        y, losses = layer_losses.split(result)
         if _type_of(y) != _type_of(x):
             raise ConfigError(
                 f"model.family={config.model.family}: a layer makes {_type_of(y)} of the residual stream, "
                 f"{_type_of(x)}. It must return an array of the same shape and dtype (docs/models.md)."
             )
-        return y
+        if len(losses) != model.adds_losses or any(loss.shape for loss in losses):
+            raise ConfigError(
+                f"model.family={config.model.family}, whose model has adds_losses={model.adds_losses}: a layer returns "
+                f"x and {', '.join(map(_type_of, losses)) or 'no loss'}. With adds_losses=True it must return x and "
+                "one scalar, else x alone (docs/models.md)."
+            )
+        return result
+
+    def layer(layer: Weights, x: jax.Array, again: Any) -> Any:
+        number, microbatch = again
+        result = apply_layer(layer, x, number, context(microbatch))
+        if layer_losses.WEIGHTS not in microbatch:  # in evaluation only the head's loss counts
+            return layer_losses.split(result)[0]
+        return layer_losses.weighted(result, microbatch[layer_losses.WEIGHTS])
 
     def cached_layer(layer: Weights, x: jax.Array, again: Any, earlier: Arrays) -> tuple[jax.Array, Arrays]:
         number, microbatch = again
         settings = context(microbatch, earlier)
-        y = apply_layer(layer, x, number, settings)
+        y = layer_losses.split(apply_layer(layer, x, number, settings))[0]
         assert settings.cache is not None
         if not settings.cache.new:
             raise ConfigError(
@@ -183,7 +197,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
 
     return engine.PipelineModel(
         embed=embed,
-        layer=lambda layer, x, again: apply_layer(layer, x, again[0], context(again[1])),
+        layer=layer,
         head=scored,
         cached_layer=cached_layer,
         recompute=FULL in recompute,
@@ -218,6 +232,18 @@ def as_mean(batch: Batch) -> tuple[Batch, jax.Array]:
     first, *others = (jnp.where(total > 0, total, 1) for total in sums)
     scaled = {name: batch[name] * (first / total) for name, total in zip(names[1:], others, strict=True)}
     return batch | scaled, 1 / first
+
+
+def with_layer_losses(batch: Batch, *, share: jax.Array, scale: jax.Array | float) -> Batch:
+    """A replica's batch, with the weights of its layers' losses; for use inside `shard_map`.
+
+    A layer's loss counts with its mean over the microbatches of the global batch. `share` is the factor of `as_mean`,
+    by which the value is still multiplied, and `scale` the loss scale.
+    """
+    examples = len(batch["tokens"])
+    each = 1 / (examples * lax.axis_size("data"))
+    weights = jnp.stack([each / share, jnp.asarray(each * scale)])
+    return batch | {layer_losses.WEIGHTS: jnp.broadcast_to(weights, (examples, 2))}
 
 
 def loss_scales(state: TrainState, number: int) -> jax.Array:

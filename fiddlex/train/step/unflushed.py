@@ -34,6 +34,7 @@ from fiddlex.train.step.gradients import (
     parts,
     pipeline_model,
     with_keys,
+    with_layer_losses,
 )
 from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 from fiddlex.train.step.versions import Factors, Versions, VersionStore
@@ -71,7 +72,7 @@ class Unflushed:
         self.max_batches = self._spec.sizes.batches
         self._batches = (batch_specs(config),) * self.max_batches
         self.sequence = WindowSequence(layout, mesh)
-        self._model = pipeline_model(model, config, mesh, model.loss)
+        self._model, self._adds_losses = pipeline_model(model, config, mesh, model.loss), model.adds_losses
         self._store = VersionStore(config, mesh, layout, optimizer)
         self._factors: dict[str, Factors] = {}
         self._in_flight = self._in_flight_specs()
@@ -192,6 +193,9 @@ class Unflushed:
         weights, head = as_varying((weights, head), self._weight_specs, axes)
         batches, shares = zip(*map(as_mean, batches), strict=True)
         batches = tuple(with_keys(batch, self._config, step + i) for i, batch in enumerate(batches))
+        if self._adds_losses:
+            each = zip(batches, shares, jnp.broadcast_to(scales, len(batches)), strict=True)
+            batches = tuple(with_layer_losses(batch, share=share, scale=scale) for batch, share, scale in each)
         return Engine(
             self._spec,
             layout.placement,
