@@ -24,7 +24,7 @@ def split(result: Any) -> tuple[Any, list[jax.Array]]:
 def weighted(result: tuple[jax.Array, jax.Array], weights_B2: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`x`, whose derivative brings the gradient of the weighted loss, and the weighted value, a float32 scalar."""
     x, loss = result
-    axes = _axes(x) | _axes(weights_B2)
+    axes = (_axes(x) | _axes(weights_B2)) - {"tensor"}  # tensor ranks have the same loss, also of parts of `x`
     loss = _varying(loss.astype(jnp.float32), axes)
     return _with_gradient(x, loss, weights_B2, axes), loss * weights_B2[:, 0].sum()
 

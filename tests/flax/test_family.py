@@ -7,6 +7,7 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from flax import linen, nnx
 
@@ -15,17 +16,19 @@ from fiddlex.config import Config
 from fiddlex.config.families import FAMILIES
 from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.errors import ConfigError
-from fiddlex.flax import family
+from fiddlex.flax import Loss, family
 from fiddlex.flax.alone import alone
 from fiddlex.hardware.topology import load_topology
 from fiddlex.models.registry import make_model, network_of
 from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.search import search
 from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from fiddlex.train.step.scaling import Scaling
 from fiddlex.train.trainer import Trainer
 from tests.costs.test_device_memory import predicted, temporaries
 from tests.flax import modules
 from tests.train.layouts import Case, cases, check_layout
+from tests.train.step.test_gradients import a_batch
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +120,20 @@ def test_it_is_evaluated_and_its_checkpoint_restored_elsewhere(config: Config, t
     assert restored.evaluate()["eval_loss"] == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-5)
     with pytest.raises(ConfigError, match=r"^model.family=nnx cannot go on with a text: .* apply its modules"):
         "".join(restored.generate("def ", 2))
+
+
+def test_losses_of_blocks_are_scaled_as_that_of_the_head_and_left_out_of_evaluation(config: Config) -> None:
+    plain = Trainer(config)
+    config.model.family = "pair"  # of the same weights
+    trainer = Trainer(config)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-6)
+    source, state, batch = trainer._program.source, trainer.state, a_batch(config)
+    gradients = jax.jit(source.gradients)
+    loss, grads, _ = gradients(state, batch)
+    scaled, times_8, _ = gradients(state._replace(scaling=Scaling(jnp.full(1, 8.0), jnp.int32(0))), batch)
+    assert float(scaled) == pytest.approx(float(loss), rel=1e-6)
+    different = optax.tree.norm(jax.tree.map(lambda one, eight: 8 * one - eight, grads, times_8))
+    assert different < 1e-5 * optax.tree.norm(times_8)
 
 
 class Frugal(modules.Block):
@@ -286,6 +303,13 @@ class Pair(modules.Block):
         return super().__call__(x), x
 
 
+class Sowing(modules.Embed):
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x: jax.Array = super().__call__(tokens)
+        self.sow(Loss, "size", jnp.mean(x))
+        return x
+
+
 class Wide(modules.Head):
     def __call__(self, x: jax.Array, embed: Any) -> jax.Array:
         return jnp.concatenate([super().__call__(x, embed)] * 2, axis=-1)
@@ -351,6 +375,7 @@ class Failing(modules.Block):
         ({"block": linen.Dense(32)}, r"block is a module; give its class, or a function that"),
         ({"block": Masked}, r"block is called with mask too, which fiddlex cannot give\. .*wrap the module"),
         ({"block": Pair}, r"block returns or sows float32\[1, 16, 32\] beside .*one floating-point number"),
+        ({"embed": Sowing}, r"embed sows a loss, which only a block may: let the block sow it"),
         (
             {"head": Wide},
             r"head returns float32\[1, 16, 514\] .*must return float32\[1, 16, 257\], logits of",

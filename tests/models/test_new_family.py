@@ -109,7 +109,7 @@ class GatedDecoder(Decoder):
 GATED = Family(("lm",), describe, GatedDecoder, sequence_parallel=True, dropout=True)
 
 
-def reference_loss(weights, batch, number, config):
+def reference_loss(weights, batch, number, config, outputs=None):
     x = weights["embedding"]["tokens"][batch["tokens"]] + weights["embedding"]["positions"]
 
     def normed(w, x):
@@ -121,6 +121,8 @@ def reference_loss(weights, batch, number, config):
         x = x + jnp.einsum("bnsd,ndh->bsh", jax.nn.softmax(scores) @ v, w["attention"]["out"]["kernel"])
         gate, value = jnp.einsum("bsh,hcf->cbsf", normed(w["mlp_norm"], x), w["mlp"]["up"]["kernel"])
         x = x + (gate / (1 + jnp.exp(-gate)) * value) @ w["mlp"]["down"]["kernel"]
+        if outputs is not None:
+            outputs.append(x)
     logits = normed(weights["head"]["norm"], x) @ weights["head"]["output"]["kernel"].T
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), batch["targets"][..., None], axis=-1).mean()
 
@@ -183,6 +185,74 @@ def test_it_is_planned(config: Config) -> None:
     tokens, hidden, units = config.data.global_batch_size * 16, 32, 96
     layers = 4 * (4 * hidden**2 + 3 * hidden * units + 2 * 16 * hidden)
     assert model_flops(config) == 6 * tokens * (layers + hidden * 257)
+
+
+class Penalised(GatedDecoder):
+    """Each layer adds the mean square of its output, of which tensor ranks have parts of the sequence."""
+
+    adds_losses = True
+
+    def layer(self, weights, x_BTH, context):
+        y_BTH = super().layer(weights, x_BTH, context)
+        return y_BTH, self.loss_of(jnp.mean(y_BTH**2))
+
+    def loss_of(self, loss):
+        return 0.1 * jax.lax.pmean(loss, "tensor")
+
+
+def penalised_loss(weights, batch, number, config):
+    outputs = []
+    loss = reference_loss(weights, batch, number, config, outputs)
+    return loss + 0.1 * sum(jnp.mean(x**2) for x in outputs)
+
+
+@pytest.mark.parametrize("semantics", ["sync", "2bw"])
+def test_losses_of_layers_are_added(semantics: str, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "gated", dataclasses.replace(GATED, model=Penalised))
+    config.pipeline.semantics = semantics
+    trainer = Trainer(config)
+    loader = Loader(trainer.dataset.train, global_batch_size=16, seed=0, vocab_size=257)
+    batches = [loader.batch(step) for step in range(3)]
+    delays = None if semantics == "sync" else lambda step: reference.Delays(1, (1, 1, 1, 1), 1)
+    expected = reference.train(config, trainer.weights(), batches, delays, loss_fn=penalised_loss)
+    records = list(trainer.steps(3))
+    np.testing.assert_allclose([record["loss"] for record in records], expected["losses"], rtol=1e-5)
+    np.testing.assert_allclose([record["grad_norm"] for record in records], expected["norms"], rtol=1e-5)
+
+
+class Silent(GatedDecoder):
+    adds_losses = True
+
+
+class Undeclared(Penalised):
+    adds_losses = False
+
+
+class Several(Penalised):
+    def loss_of(self, loss):
+        return jnp.zeros(2)
+
+
+class Parted(Penalised):
+    def loss_of(self, loss):
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Silent, "adds_losses=True: a layer returns x and no loss. With"),
+        (Undeclared, r"adds_losses=False: a layer returns x and float32\[\]\. With"),
+        (Several, r"adds_losses=True: a layer returns x and float32\[2\]\. .*one scalar"),
+        (Parted, r"each tensor rank has another loss of a layer\. .*lax\.pmean"),
+    ],
+)
+def test_a_loss_of_a_layer_is_one_scalar_for_all_tensor_ranks(
+    model: type, message: str, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FAMILIES, "gated", dataclasses.replace(GATED, model=model))
+    with pytest.raises(ConfigError, match=message):
+        Trainer(config).compile()
 
 
 class WholeSequences(GatedDecoder):

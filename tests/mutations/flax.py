@@ -8,7 +8,23 @@ CHOSEN = "tests/flax/test_tensor_ranks.py::test_a_block_without_annotations_is_s
 OPERATIONS, PARTITION = "fiddlex/flax/operations.py", "fiddlex/flax/partition.py"
 MODELS, TREES = "tests/flax/test_models.py", "tests/train/run/transfer/test_trees.py"
 
+LOSSES = "tests/models/test_new_family.py::test_losses_of_layers_are_added"
+
 MUTATIONS = (
+    Mutation(
+        "flax-loss-of-a-layer-without-gradient",
+        "fiddlex/pipeline/layer_losses.py",
+        old="_varying(weights_B2[:, 1].sum(), axes)",
+        new="_varying(0 * weights_B2[:, 1].sum(), axes)",
+        tests=(f"{LOSSES}[sync]",),
+    ),
+    Mutation(
+        "flax-losses-of-layers-of-the-batch-before",
+        "fiddlex/pipeline/continuous.py",
+        old="losses=later[1])",
+        new="losses=carry.losses)",
+        tests=(f"{LOSSES}[2bw]",),
+    ),
     Mutation(
         "flax-examples-of-several-ranks-counted-twice",
         "fiddlex/flax/model.py",

@@ -168,11 +168,16 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
                 f"model.family={config.model.family}: a layer makes {_type_of(y)} of the residual stream, "
                 f"{_type_of(x)}. It must return an array of the same shape and dtype (docs/models.md)."
             )
-        if len(losses) != model.adds_losses or any(loss.shape for loss in losses):
+        if [jnp.shape(loss) for loss in losses] != [()] * model.adds_losses:
             raise ConfigError(
                 f"model.family={config.model.family}, whose model has adds_losses={model.adds_losses}: a layer returns "
                 f"x and {', '.join(map(_type_of, losses)) or 'no loss'}. With adds_losses=True it must return x and "
                 "one scalar, else x alone (docs/models.md)."
+            )
+        if any("tensor" in jax.typeof(loss).manual_axis_type.varying for loss in losses):
+            raise ConfigError(
+                f"model.family={config.model.family}: each tensor rank has another loss of a layer. Return the same "
+                'on all, as lax.pmean(loss, "tensor") gives it (docs/models.md).'
             )
         return result
 
