@@ -45,6 +45,16 @@ CASES = {  # a topology, and changes to the config
         "mesh.data=1 mesh.pipe=2 mesh.tensor=4 pipeline.num_microbatches=8 pipeline.schedule=zb_h1",
     ),
     "tensor=4, no pipeline": ("tpu:v5e:2x4", "mesh.data=2 mesh.pipe=1 mesh.tensor=4 pipeline.num_microbatches=4"),
+    "H100, no pipeline": ("gpu:h100:1x4", "mesh.data=4 mesh.pipe=1 pipeline.num_microbatches=4"),
+    "H100, 1F1B": ("gpu:h100:1x4", "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8"),
+    "H100, tensor=2, ZB-H1": (
+        "gpu:h100:1x4",
+        "mesh.data=1 mesh.pipe=2 mesh.tensor=2 pipeline.num_microbatches=4 pipeline.schedule=zb_h1",
+    ),
+    "H100, tensor=4, no pipeline": (
+        "gpu:h100:1x4",
+        "mesh.data=1 mesh.pipe=1 mesh.tensor=4 pipeline.num_microbatches=4",
+    ),
     "tensor=2, v5p": ("tpu:v5p:2x2x2", "mesh.data=2 mesh.pipe=2 mesh.tensor=2 pipeline.num_microbatches=4"),
 }
 

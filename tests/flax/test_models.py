@@ -1,5 +1,7 @@
 """fiddlex's families as Flax modules: they compute what runs compute, and come from workdirs and go back."""
 
+import copy
+import functools
 import pathlib
 from typing import Any
 
@@ -12,17 +14,21 @@ import pytest
 from flax import nnx
 
 import fiddlex.flax
-from fiddlex.config import Config
+from fiddlex.config import Config, ModelConfig
+from fiddlex.config.families import FAMILIES
 from fiddlex.config.overrides import replaced
+from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.data.loader import Loader
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.flax import GPT, Bert, Llama
+from fiddlex.flax import GPT, Bert, Llama, family
+from fiddlex.flax.models import Layer
 from fiddlex.train.inference.decoding import make_decoding
 from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from fiddlex.train.run.transfer.result import load_result
 from fiddlex.train.run.workdir import read_config
 from fiddlex.train.trainer import Trainer, load_trainer
 from tests import reference, reference_bert, reference_llama
+from tests.flax import modules
 from tests.train.bert import of_task, random_dataset
 
 GPTS = {
@@ -64,6 +70,47 @@ def arrays(module: Any) -> Any:
 def on_a_pipe(config: Config) -> Config:
     fields = {"mesh.pipe": 2, "mesh.tensor": 2, "pipeline.schedule": "1f1b", "pipeline.num_microbatches": 2}
     return replaced(config, fields)
+
+
+class Block(nnx.Module):
+    """A layer of one of fiddlex's families, as a block of another."""
+
+    def __init__(self, config: ModelConfig, family: str, *, rngs: nnx.Rngs):
+        config = copy.copy(config)
+        config.family, self.causal = family, family != "bert"
+        self.layer = Layer(config, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        places = jnp.arange(x.shape[1])
+        return self.layer(x, places[:, None] >= (places if self.causal else 0))
+
+
+def of_a_layer(config: Config) -> tuple[float, int]:
+    """Flops and parameters of a layer, which are those that a further one adds."""
+    further = replaced(config, {"model.num_layers": config.model.num_layers + 1})
+    return model_flops(further) - model_flops(config), num_parameters(further) - num_parameters(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("gpt", GPTS["tied"]),
+        ("llama", LLAMAS["shared keys"]),
+        ("llama", LLAMAS["biases"]),
+        ("bert", {"model.post_norm": True}),
+        ("bert", {"model.post_norm": False, "model.ffn_size": 96}),
+    ],
+)
+def test_the_flops_of_a_traced_layer_are_those_of_its_description(
+    name: str, fields: dict[str, Any], tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = functools.partial(Block, family=name)
+    of_flax = family(embed=modules.Embed, block=block, head=modules.Head, fields=FAMILIES[name].fields)
+    monkeypatch.setitem(FAMILIES, "flax", of_flax)
+    objective = {"bert": "mlm"}.get(name, "lm")
+    described = replaced(tiny_config, fields | {"model.family": name, "model.objective": objective})
+    traced = replaced(described, {"model.family": "flax", "model.objective": "lm"})
+    assert of_a_layer(traced) == of_a_layer(described)
 
 
 @pytest.mark.parametrize(
