@@ -3,7 +3,7 @@
     python -m experiments.flax_memory [--only=tensor …]
 
 The model is that of experiments/flax_tiny.py with the sizes of GPT-2 small, in bfloat16. Each case is compiled for TPUs
-in a process of its own, as experiments/memory_model.py does; no TPU is needed (extra aot).
+or GPUs in a process of its own, as experiments/memory_model.py does; none need be there (extras aot, aot-gpu).
 """
 
 from absl import app, flags
