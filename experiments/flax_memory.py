@@ -55,6 +55,11 @@ CASES = {  # a topology, and changes to the config
         "gpu:h100:1x4",
         "mesh.data=1 mesh.pipe=1 mesh.tensor=4 pipeline.num_microbatches=4",
     ),
+    "1F1B, V 50,304": ("tpu:v5e:2x2", "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8 model.vocab_size=50304"),
+    "tensor=2, V 50,304": (
+        "tpu:v5e:2x4",
+        "mesh.data=1 mesh.pipe=4 mesh.tensor=2 pipeline.num_microbatches=8 model.vocab_size=50304",
+    ),
     "tensor=2, v5p": ("tpu:v5p:2x2x2", "mesh.data=2 mesh.pipe=2 mesh.tensor=2 pipeline.num_microbatches=4"),
 }
 
