@@ -163,6 +163,13 @@ def head_shards(config: Config, ranks: int) -> int:
     return ranks if _shares_vocabulary(network_of(config)) else math.gcd(num_sequences(config), ranks)
 
 
+def logits(config: Config) -> int:
+    """The number of logits of a microbatch that a device has at once."""
+    shards = head_shards(config, config.mesh.vocab_shards)
+    shared = _shares_vocabulary(network_of(config))
+    return num_scored(config) * (config.padded_vocab_size if shared else config.model.vocab_size) // shards
+
+
 def _shares_vocabulary(network: Network) -> bool:
     return any("vocab" in each.axes for each in network.outer)
 
@@ -177,13 +184,12 @@ def outside_layers(config: Config, backend: Backend) -> int:
     dtype of the model where the whole table is a module's.
     """
     network, itemsize = network_of(config), ITEMSIZES[config.model.dtype]
-    vocab_size, shards = config.padded_vocab_size, config.mesh.vocab_shards
-    tokens, scored = DeviceArrays.of(config, network.hidden).tokens, num_scored(config)
+    tokens = DeviceArrays.of(config, network.hidden).tokens
     if backend.rounds_gradients or backend.rounds_logits:
         of_logit = FLOAT32 + itemsize  # in addition to the logits, only the rounded gradients
     else:
         of_logit = FLOAT32 if backend.fuses else 3 * FLOAT32
-    logits = scored * (vocab_size // head_shards(config, shards)) * of_logit
     stream = 3 * tokens * network.hidden * itemsize
-    table = vocab_size // shards * FLOAT32 if _shares_vocabulary(network) else vocab_size * itemsize
-    return stream + max(logits, (1 if backend.scatters_in_place else 2) * table * network.hidden)
+    of_slice = config.padded_vocab_size // config.mesh.vocab_shards * FLOAT32
+    table = of_slice if _shares_vocabulary(network) else config.model.vocab_size * itemsize
+    return stream + max(logits(config) * of_logit, (1 if backend.scatters_in_place else 2) * table * network.hidden)
