@@ -41,8 +41,7 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
     spike_bound: float = 0.0  # loss or gradient this many times as large as usual is a spike, never an update; 0: off
     on_spike: str = field("skip", SPIKES)  # what a spike does: stop | skip | rollback (and drop the batch)
     max_faults: int = field(10, FAULTS)  # steps that may be skipped or rolled back in a run before it ends
-    # workdir, hf:DIR or folder of orbax with weights of Flax (docs/flax.md), whose weights this run starts from; a head
-    # of another kind than that of the workdir or DIR is initialised
+    # workdir, hf:DIR or folder of orbax whose weights this run starts from; it makes a head of another kind anew
     init_from: str = ""
     patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
     sample_tokens: int = 0  # tokens of the text sampled at the end of the run; 0: none

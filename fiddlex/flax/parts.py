@@ -131,24 +131,32 @@ def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruc
             called.train()
             keys: dict[str, Any] = {tag: jax.random.fold_in(key, number) for number, tag in enumerate(tags)}
             nnx.reseed(called, **keys)
-        if not sows:
-            return _with_losses(role, called(*inputs, **others, **modes(key is not None)))
-        return _with_losses(role, *nnx.capture(called, Loss)(*inputs, **others, **modes(key is not None)))
+        others |= modes(key is not None)
+        if not sows:  # flax 0.12.8 cannot capture in a module that has a nnx.List inside nnx.remat
+            return _with_losses(role, called(*inputs, **others))
+        result, *sown = nnx.capture(called, *sows)(*inputs, **others)
+        return _with_losses(role, result, sown, nnx.state(called, Loss))
 
     specs = nnx.to_flat_state(nnx.get_partition_spec(params))
     axes = {_path(path): tuple(_value(spec)) for path, spec in specs if any(_value(spec))}
     part = Part(role, init, apply, bound, _takes(type(module).__call__, "embed"), axes)
 
-    def called(params: Any, rest: Any, x: jax.Array, of_embed: Weights) -> Any:
+    known = {path for path, _ in nnx.to_flat_state(rest)}
+
+    def called(drops: bool, params: Any, rest: Any, x: jax.Array, of_embed: Weights) -> list[tuple[Any, Any]]:
         module = nnx.merge(graph, params, rest, copy=True)
-        module.eval()
+        module.train() if drops else module.eval()
         others = {"embed": embed.bound(of_embed)} if embed and part.takes_embed else {}
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of sowing without nnx.capture
-            module(x, **others, **modes(False))
-        sows.update(type(each) for _, each in nnx.to_flat_state(nnx.state(module, Loss)))
-        return nnx.state(module, nnx.Not(nnx.Any(nnx.Param, Loss)))
+            module(x, **others, **modes(drops))
+        kept = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState))))
+        added = {path: type(each) for path, each in kept if path not in known and isinstance(each, Loss)}
+        sows.update(added.values())
+        return [(path, each) for path, each in kept if path not in added]
 
-    _check_unwritten(role, called, params, rest, given, jax.eval_shape(embed.init, first) if embed else {})
+    for drops in (False, True):
+        call = functools.partial(called, drops)
+        _check_unwritten(role, call, params, rest, given, jax.eval_shape(embed.init, first) if embed else {})
     return part
 
 
@@ -184,23 +192,30 @@ def _linen(role: str, module: linen.Module, given: jax.ShapeDtypeStruct, embed: 
     )
 
 
-def _with_losses(role: str, result: Any, sown: Any = ()) -> Any:
+def _with_losses(role: str, result: Any, *sown: Any) -> Any:
     """What a call returned; with a block that returns or sows losses, its array and their sum."""
-    sown = jax.tree.leaves(sown)
+    leaves = jax.tree.leaves(sown)
     if role != "block":
-        if sown:
+        if leaves:
             raise ConfigError(f"{role} sows a loss, which only a block may: let the block sow it.")
         return result
     x, *losses = result if isinstance(result, tuple) else (result,)
-    losses += sown
-    if any(jnp.shape(each) or not jnp.issubdtype(jnp.result_type(each), jnp.floating) for each in losses):
-        types = ", ".join(f"{jnp.result_type(each)}{list(jnp.shape(each))}" for each in losses)
+    losses += leaves
+    if wrong := [each for each in losses if not _is_loss(each)]:
         raise ConfigError(
-            f"block returns or sows {types} beside its activations. Each of these is added to the objective, so it "
-            "must be one floating-point number: take its mean, or wrap the block in a module that returns the "
-            "activations alone."
+            f"block returns or sows {_described(wrong[0])} beside its activations. All of that is added to the "
+            "objective, so it must be floating-point numbers: take the mean of an array, or wrap the block in a module "
+            "that returns the activations alone."
         )
-    return (x, sum(each.astype(jnp.float32) for each in losses)) if losses else x
+    return (x, sum(jnp.asarray(each, jnp.float32) for each in losses)) if losses else x
+
+
+def _is_loss(x: Any) -> bool:
+    return isinstance(x, float) or (isinstance(x, jax.Array) and not x.shape and jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def _described(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}" if isinstance(x, jax.Array) else f"a {type(x).__name__}"
 
 
 def _holds_tracers(graph: Any) -> bool:
@@ -222,11 +237,11 @@ def _check_rest(role: str, rest: Any, other: Any) -> None:
 
 
 def _check_unwritten(role: str, called: Callable[..., Any], params: Any, rest: Any, *others: Any) -> None:
-    """Checks that a call leaves what a NNX module keeps besides parameters as it was: `called` returns it."""
+    """Checks that a call leaves what a NNX module keeps besides parameters as it was; `called` returns it by path."""
     found: list[Any] = []
 
     def leaves(*args: Any) -> list[Any]:
-        found[:] = nnx.to_flat_state(called(*args))
+        found[:] = called(*args)
         return [_value(each) for _, each in found]
 
     trace = Trace.of(leaves, params, rest, *others)

@@ -74,10 +74,21 @@ def check(config: Config, parts: dict[str, Part]) -> None:
 
 
 def adds_losses(config: Config, parts: dict[str, Part]) -> bool:
-    """Whether a block returns a loss too, or sows one."""
-    keys = call_types(config, num_sequences=1).keys if config.model.dropout else None
-    block = _arguments(config, parts, keys)["block"]
-    return isinstance(jax.eval_shape(plain_functions(parts)["block"], *block), tuple)
+    """Whether a block returns a loss too, or sows one.
+
+    Raises:
+      ConfigError: when it does so in training only, or only outside.
+    """
+    block, keys = plain_functions(parts)["block"], call_types(config, num_sequences=1).keys
+    silent, drawn = (
+        isinstance(jax.eval_shape(block, *_arguments(config, parts, each)["block"]), tuple) for each in (None, keys)
+    )
+    if silent != drawn:
+        raise ConfigError(
+            f"block adds a loss only where it is to drop {'something' if drawn else 'nothing'}. Let it add the loss in "
+            "every call: fiddlex counts losses of blocks in training alone, also where nothing is dropped."
+        )
+    return silent
 
 
 def _arguments(config: Config, parts: dict[str, Part], keys: Keys) -> dict[str, tuple[Any, ...]]:

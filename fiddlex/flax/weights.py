@@ -51,8 +51,8 @@ class Location(NamedTuple):
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of this shape is the module's; of learned positions, a model may use the first ones."""
-        if self.name[-1] == "positions":
-            return shape[1:] == self.shape[1:] and shape[0] >= self.shape[0]
+        if self.name == ("embedding", "positions") and len(shape) == len(self.shape) == 2:
+            return shape[1] == self.shape[1] and shape[0] >= self.shape[0]
         return shape == self.shape
 
 

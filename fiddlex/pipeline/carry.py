@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from fiddlex.pipeline import stacks
@@ -36,8 +37,11 @@ class Carry(NamedTuple):
 
 
 def with_losses(values: jax.Array, losses: Arrays) -> jax.Array:
-    """Values of the head, with what the layers of all ranks add to them."""
-    return sum((lax.psum(each, "pipe") for each in losses), values)
+    """Values of the head; where layers add to them, float32 [microbatch, 2]: the sum, and what the layers add."""
+    if not losses:
+        return values
+    added = lax.psum(losses[0], "pipe")
+    return jnp.stack([values + added, added], axis=-1)
 
 
 def with_layers(carry: Carry, flat: Tree) -> Carry:

@@ -51,9 +51,9 @@ def execute(
       between: how rows of layers come, and what their gradients pass through before they go.
 
     Returns:
-      The values of the head with what the layers add, [microbatch, …], and the float32 gradients of `scale` times the
-      sum of these values, not yet reduced over devices. With `stream`, the gradients of layers are on the host, and
-      reduced.
+      The values of the head, [microbatch, …], or what `with_losses` makes of them, and the float32 gradients of `scale`
+      times the sum of these values, not yet reduced over devices. With `stream`, the gradients of layers are on the
+      host, and reduced.
     """
     settings: dict[str, Any] = {"scales": jnp.asarray(scale)[None], "fill": fill, "between": between}
     if stream is None:

@@ -25,7 +25,7 @@ def weighted(result: tuple[jax.Array, jax.Array], weights_B2: jax.Array) -> tupl
     """`x`, whose derivative brings the gradient of the weighted loss, and the weighted value, a float32 scalar."""
     x, loss = result
     axes = (_axes(x) | _axes(weights_B2)) - {"tensor"}  # tensor ranks have the same loss, also of parts of `x`
-    loss = _varying(loss.astype(jnp.float32), axes)
+    loss = _varying(jnp.asarray(loss, jnp.float32), axes)
     return _with_gradient(x, loss, weights_B2, axes), loss * weights_B2[:, 0].sum()
 
 

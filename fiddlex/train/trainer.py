@@ -190,7 +190,8 @@ class Trainer:
         """Waits for a step and returns its record.
 
         Returns:
-          `step`, `loss` (mean over the scored tokens or labels of the batch, at the weights before the update),
+          `step`, `loss` (mean over the scored tokens or labels of the batch, at the weights before the update, with
+          `layer_loss`, what layers add, where they do),
           `grad_norm` (before clipping), `learning_rate`, and what `Throughput.rates` returns; in float16 also
           `loss_scale`, and `grad_norm` is None where the gradient overflowed and the step skipped the update. Of a
           step that was skipped for another reason, `skipped` says why: `nonfinite` or `spike`; `loss` and `grad_norm`

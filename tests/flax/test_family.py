@@ -26,6 +26,7 @@ from fiddlex.models.registry import make_model, network_of
 from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.search import search
 from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
+from fiddlex.train.run.records.metrics import describe_loss
 from fiddlex.train.step.scaling import Scaling
 from fiddlex.train.trainer import Trainer
 from tests.costs.test_device_memory import predicted, temporaries
@@ -125,7 +126,7 @@ def test_it_is_evaluated_and_its_checkpoint_restored_elsewhere(config: Config, t
         "".join(restored.generate("def ", 2))
 
 
-def test_losses_of_blocks_are_scaled_as_that_of_the_head_and_left_out_of_evaluation(config: Config) -> None:
+def test_losses_of_blocks_are_recorded_scaled_as_that_of_the_head_and_left_out_of_evaluation(config: Config) -> None:
     plain = Trainer(config)
     config.model.family = "pair"  # of the same weights
     trainer = Trainer(config)
@@ -134,9 +135,55 @@ def test_losses_of_blocks_are_scaled_as_that_of_the_head_and_left_out_of_evaluat
     gradients = jax.jit(source.gradients)
     loss, grads, _ = gradients(state, batch)
     scaled, times_8, _ = gradients(state._replace(scaling=Scaling(jnp.full(1, 8.0), jnp.int32(0))), batch)
-    assert float(scaled) == pytest.approx(float(loss), rel=1e-6)
+    chex.assert_trees_all_close(scaled, loss, rtol=1e-6)  # the whole, and what layers add
     different = optax.tree.norm(jax.tree.map(lambda one, eight: 8 * one - eight, grads, times_8))
     assert different < 1e-5 * optax.tree.norm(times_8)
+    ((record,), (without,)) = (list(each.steps(1)) for each in (trainer, plain))
+    assert 0 < record["layer_loss"] == pytest.approx(record["loss"] - without["loss"], rel=1e-4)
+    assert describe_loss(record) == f"loss {record['loss']:.4f} ({record['layer_loss']:.4f} of layers)"
+    assert "layer_loss" not in without
+
+
+class OwnLoss(Loss):
+    pass
+
+
+class Sown(modules.Block):
+    """Adds the loss of `modules.Pair` in another way."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y: jax.Array = super().__call__(x)
+        self.add(0.1 * jnp.mean(self.up(y) ** 2))
+        return y
+
+    def add(self, loss: jax.Array) -> None:
+        self.sow(OwnLoss, "of_its_own_type", loss)
+
+
+class Halves(Sown):
+    def add(self, loss: jax.Array) -> None:
+        for _ in range(2):
+            self.sow(Loss, "half", loss / 2, init_fn=lambda: 0.0, reduce_fn=lambda total, each: total + each)
+
+
+class Assigned(Sown):
+    def add(self, loss: jax.Array) -> None:
+        self.balance = Loss(loss)
+
+
+class Both(modules.Pair):
+    def __call__(self, x: jax.Array) -> Any:
+        y, loss = super().__call__(x)
+        self.sow(Loss, "half", loss / 2)
+        return y, loss / 2, 0.0
+
+
+@pytest.mark.parametrize("block", [Sown, Halves, Assigned, Both])
+def test_a_block_may_add_its_loss_in_any_way(block: Any, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.model.family = "pair"
+    expected = losses(config, 2)
+    monkeypatch.setitem(FAMILIES, "pair", family(embed=modules.Embed, block=block, head=modules.Head))
+    assert losses(config, 2) == pytest.approx(expected, rel=1e-6)
 
 
 class Frugal(modules.Block):
@@ -323,6 +370,26 @@ class Pair(modules.Block):
         return super().__call__(x), x
 
 
+class Nothing(modules.Block):
+    def __call__(self, x: jax.Array) -> Any:
+        return super().__call__(x), None
+
+
+class InTraining(Sown):
+    def add(self, loss: jax.Array) -> None:
+        if not self.dropout.deterministic:
+            self.sow(Loss, "balance", loss)
+
+
+class Kept(Sown):
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.balance = Loss(jnp.zeros(()))
+
+    def add(self, loss: jax.Array) -> None:
+        self.balance[...] = loss
+
+
 class Sowing(modules.Embed):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         x: jax.Array = super().__call__(tokens)
@@ -394,7 +461,10 @@ class Failing(modules.Block):
         ({"block": lambda config: nnx.Linear(32, 32, rngs=nnx.Rngs(0))}, r"block is made without `rngs`; let it take"),
         ({"block": linen.Dense(32)}, r"block is a module; give its class, or a function that"),
         ({"block": Masked}, r"block is called with mask too, which fiddlex cannot give\. .*wrap the module"),
-        ({"block": Pair}, r"block returns or sows float32\[1, 16, 32\] beside .*one floating-point number"),
+        ({"block": Pair}, r"block returns or sows float32\[1, 16, 32\] beside .*floating-point numbers"),
+        ({"block": Nothing}, r"block returns or sows a NoneType beside its activations\."),
+        ({"block": InTraining}, r"block adds a loss only where it is to drop something\. .*in every call"),
+        ({"block": Kept}, r"block keeps balance, a nnx\.Loss, which a call changes"),
         ({"embed": Sowing}, r"embed sows a loss, which only a block may: let the block sow it"),
         (
             {"head": Wide},

@@ -14,8 +14,8 @@ from fiddlex.train.record import Record
 from fiddlex.train.step.stopwatch import Activity, Stopwatch
 from fiddlex.train.step.train_step import Metrics
 
-# Metrics that a record needs; the last two are there with model.dtype=float16 and train.spike_bound.
-_READ = ("loss", "grad_norm", "learning_rate", "weights_finite", "loss_scale", "spike")
+# Metrics that a record needs; the last three are there with losses of layers, model.dtype=float16, train.spike_bound.
+_READ = ("loss", "grad_norm", "learning_rate", "weights_finite", "layer_loss", "loss_scale", "spike")
 
 
 class Dispatched(NamedTuple):
@@ -50,8 +50,9 @@ class Dispatched(NamedTuple):
             raise SpikeError(f"Step {self.step} is {self.describe('spike', config)}. It did not change the weights.")
         record = {
             "step": self.step,
-            "loss": loss if math.isfinite(loss) else None,
-            "grad_norm": grad_norm if math.isfinite(grad_norm) else None,
+            "loss": _finite(loss),
+            **({"layer_loss": _finite(float(values["layer_loss"]))} if "layer_loss" in values else {}),
+            "grad_norm": _finite(grad_norm),
             "learning_rate": float(values["learning_rate"]),
             **throughput.rates(step_time),
         }
@@ -125,3 +126,7 @@ class InFlight:
         if self._last is None:
             return waited_s
         return max(waited_s - self._step_s, 0.0) if self._last.is_done() else 0.0
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None

@@ -104,7 +104,7 @@ def make_gradients(
         )
         layers = grads.layers if stream else between.reduce(grads.layers)
         reduced = reduce_gradients(grads.outer, *map(outer, (layout.compute, layout.master, axes)))
-        return lax.psum(losses.sum() * share, "data"), {**reduced, "layers": layers}
+        return lax.psum(losses.sum(axis=0) * share, "data"), {**reduced, "layers": layers}
 
     return jax.shard_map(
         local_gradients,

@@ -63,6 +63,7 @@ class GradientSource(Protocol):
     def gradients(self, state: TrainState, inputs: Any) -> tuple[jax.Array, Weights, Any]:
         """The mean loss of a step's batch, its gradients, and `TrainState.pipeline` for `updated`; for use under `jit`.
 
+        Where layers add losses, the loss is [2]: the whole, and what they add.
         The gradients are float32, sharded like the master weights, and multiplied by the batch's loss scale if it has
         one.
         """
@@ -174,7 +175,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
                 f"x and {', '.join(map(_type_of, losses)) or 'no loss'}. With adds_losses=True it must return x and "
                 "one scalar, else x alone (docs/models.md)."
             )
-        if any("tensor" in jax.typeof(loss).manual_axis_type.varying for loss in losses):
+        if any("tensor" in jax.typeof(jnp.asarray(loss)).manual_axis_type.varying for loss in losses):
             raise ConfigError(
                 f"model.family={config.model.family}: each tensor rank has another loss of a layer. Return the same "
                 'on all, as lax.pmean(loss, "tensor") gives it (docs/models.md).'

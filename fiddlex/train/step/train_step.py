@@ -42,7 +42,8 @@ def make_train_step(
     Metrics are device scalars: `loss` (mean over the scored tokens or labels of the batch, at the weights of its
     forward pass), `grad_norm` (global, before clipping), `learning_rate`, `weights_finite` (after the update), and
     `nonfinite`, which says for every weight (and layer) whether its gradient has a value that is not finite. In float16
-    there is also `loss_scale`, the scale of the step's batch. With `train.spike_bound`, `spike` says whether the step
+    there is also `loss_scale`, the scale of the step's batch. Where layers add losses, `layer_loss` is the part of
+    `loss` that they add. With `train.spike_bound`, `spike` says whether the step
     is one, beside `usual_loss` and `usual_grad_norm`.
 
     A step does not change weights and optimizer when it is a spike, and when `grad_norm` or `loss` is not finite in
@@ -51,6 +52,7 @@ def make_train_step(
 
     def step(state: TrainState, inputs: Any) -> tuple[TrainState, Metrics]:
         loss, grads, pipeline = source.gradients(state, inputs)
+        loss, *of_layers = loss if loss.ndim else [loss]
         if scales:
             grads = jax.tree.map(lambda g: g / state.scaling.scales[0], grads)
         norm, nonfinite = measure(grads, layout.placement, mesh)
@@ -77,6 +79,8 @@ def make_train_step(
             "weights_finite": applied.finite,
             "nonfinite": nonfinite,
         }
+        if of_layers:
+            metrics["layer_loss"] = of_layers[0]
         if scales:
             metrics["loss_scale"] = state.scaling.scales[0]
         if bound:

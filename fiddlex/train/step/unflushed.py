@@ -176,7 +176,7 @@ class Unflushed:
         in_flight, losses, grads = run_window(engine, in_flight, window)
         layout = self._layout
         reduced = reduce_gradients(grads.outer, *map(outer, (layout.compute, layout.master, layout.partial)))
-        loss = lax.psum(losses.sum() * as_mean(batches[0])[1], "data")
+        loss = lax.psum(losses.sum(axis=0) * as_mean(batches[0])[1], "data")
         return loss, {**reduced, "layers": grads.layers}, in_flight
 
     def _engine(

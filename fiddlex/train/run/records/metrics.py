@@ -134,7 +134,10 @@ def _key(record: Record) -> tuple[int, frozenset[str]]:
 
 
 def describe_loss(record: Record) -> str:
-    return "loss not finite" if record["loss"] is None else f"loss {record['loss']:.4f}"
+    if record["loss"] is None:
+        return "loss not finite"
+    added = record.get("layer_loss")
+    return f"loss {record['loss']:.4f}" + ("" if added is None else f" ({added:.4f} of layers)")
 
 
 def describe(evaluation: Record) -> str:

@@ -63,7 +63,7 @@ def read_tree(folder: Path, config: Config) -> Weights:
         described = {PARAMS: described[PARAMS]} if others else described
     except Exception as error:  # orbax and json raise many kinds for a damaged file
         raise _unreadable(folder, error) from error
-    found = _by_path(described)
+    found = _by_path(described, folder)
     places = _places(config, found)
     check_arrays(found, places, f"train.init_from={folder}", remedy=FORMS)
     try:
@@ -73,26 +73,32 @@ def read_tree(folder: Path, config: Config) -> Weights:
     except Exception as error:
         raise _unreadable(folder, error) from error
     logger.info("The run starts from the arrays of %s%s.", folder, f", without {', '.join(others)}" * bool(others))
-    return weights_of(_by_path(arrays), places)
+    return weights_of(_by_path(arrays, folder), places)
 
 
-def _by_path(tree: Any) -> dict[Keys, Any]:
+def _by_path(tree: Any, folder: Path) -> dict[Keys, Any]:
     """The leaves of a tree by their names, without the levels that Flax puts among them, and what is no parameter."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     named = {tuple(keystr((key,), simple=True) for key in path): leaf for path, leaf in leaves}
     # The streams of random numbers of a module's dropout.
     named = {path: leaf for path, leaf in named.items() if "rngs" not in path}
-    if all(path[-1] == "value" for path in named):  # a state of NNX that is no pure dictionary
+    if all(path[-1:] == ("value",) for path in named):  # a state of NNX that is no pure dictionary
         named = {path[:-1]: leaf for path, leaf in named.items()}
-    return {tuple(name for name in path if name != PARAMS): leaf for path, leaf in named.items()}
+    found = {tuple(name for name in path if name != PARAMS): leaf for path, leaf in named.items()}
+    if len(found) < len(named):
+        raise CheckpointError(
+            f"train.init_from={folder}: several arrays have one name once levels called {PARAMS!r} are left out, as "
+            "Flax has them. Save the parameters alone."
+        )
+    return found
 
 
 def _places(config: Config, found: Mapping[Keys, Any]) -> list[Location]:
     """Where the arrays of a config's model are in a tree that has arrays of these names."""
     shapes = shapes_of(network_of(config))
-    if not {path[0] for path in found} & {"embedding", "head"} and config.model.family in CLASSES:
+    if not {path[:1] for path in found} & {("embedding",), ("head",)} and config.model.family in CLASSES:
         return module_locations(shapes)
-    one_by_one = any(path[0] == "layers" and path[1:2] and path[1].isdecimal() for path in found)
+    one_by_one = any(path[:1] == ("layers",) and path[1:2] and path[1].isdecimal() for path in found)
 
     def of(name: Keys, shape: tuple[int, ...]) -> list[Location]:
         if not one_by_one or name[0] != "layers":
@@ -108,19 +114,26 @@ def check_arrays(arrays: Mapping[Keys, Any], places: Sequence[Location], what: s
     pairs = [(path, wanted[path], arrays[path]) for path in wanted if path in arrays]
     kinds = {
         "missing": [f"{_text(each.path)} {each.shape}" for each in places if each.path not in arrays],
-        "not of this model": [f"{_text(path)} {each.shape}" for path, each in arrays.items() if path not in wanted],
+        "not of this model": [f"{_text(path)} {_shape(each)}" for path, each in arrays.items() if path not in wanted],
         "of another shape": [
-            f"{_text(path)} is {tuple(each.shape)}, must be {place.shape}"
+            f"{_text(path)} is {_shape(each)}, must be {place.shape}"
             for path, place, each in pairs
-            if not place.takes(tuple(each.shape))
+            if not place.takes(_shape(each))
         ],
         "not of floating-point numbers": [
-            f"{_text(path)} is {each.dtype}" for path, _, each in pairs if not jnp.issubdtype(each.dtype, jnp.floating)
+            f"{_text(path)} is {dtype}"
+            for path, _, each in pairs
+            if not jnp.issubdtype(dtype := getattr(each, "dtype", jnp.dtype(object)), jnp.floating)
         ],
     }
     if problems := [f"{kind}: {some(those)}" for kind, those in kinds.items() if those]:
         listed = "\n  ".join(problems) + f"\n{remedy}" * bool(remedy)
         raise CheckpointError(f"The arrays of {what} are not those of the model:\n  {listed}")
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    """The shape of an array, or of what orbax says of it; () of a text or another object."""
+    return tuple(getattr(leaf, "shape", ()))
 
 
 def _text(path: Keys) -> str:

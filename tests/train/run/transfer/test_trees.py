@@ -20,6 +20,7 @@ from fiddlex.config.families import FAMILIES
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import CheckpointError
 from fiddlex.flax import GPT
+from fiddlex.flax.weights import Location
 from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
 from fiddlex.train.run.transfer.trees import read_tree
 from fiddlex.train.run.transfer.weights import pretrained
@@ -146,3 +147,24 @@ def test_what_does_not_fit_is_named(tiny_config: Config, tmp_path: pathlib.Path)
     (folder / "_METADATA").write_text("{")
     with pytest.raises(CheckpointError, match=rf"^train.init_from={folder} cannot be read: .*\. Copy it again\.$"):
         read_tree(folder, tiny_config)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"layers": {"params": {"w": jnp.zeros(3)}, "w": jnp.zeros(3)}}, "several arrays have one name once levels"),
+        (
+            {"embedding": {"tokens": jnp.zeros(()), "positions": jnp.zeros(16)}},
+            r"positions is \(16,\), must be \(16, 3",
+        ),
+    ],
+    ids=["one name", "dimensions"],
+)
+def test_other_trees_are_refused(tree: Any, message: str, tiny_config: Config, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_tree(saved(tree, tmp_path / "tree"), tiny_config)
+
+
+def test_learned_positions_alone_may_be_more_than_a_model_has() -> None:
+    assert Location(("p",), ("embedding", "positions"), None, None, (16, 32)).takes((20, 32))
+    assert not Location(("p",), ("layers", "positions"), None, None, (4, 32)).takes((8, 32))
