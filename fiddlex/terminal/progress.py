@@ -39,12 +39,13 @@ def phase(
         return
     display = _chosen()
     entered.advanced = display.advanced
-    _open.append(entered)
-    display.changed()
     try:
+        _open.append(entered)
+        display.changed()  # a signal may end the program in here too
         yield entered
     finally:
-        _open.remove(entered)
+        if entered in _open:
+            _open.remove(entered)
         display.changed()
 
 

@@ -212,3 +212,19 @@ def test_the_line_of_progress_follows_the_width() -> None:
         shown.resize(50)
         shown.follow(lambda: 0 < len(whole()) < 50)
         assert 0 < len(whole()) < 50
+
+
+def test_a_signal_while_a_phase_begins_leaves_nothing_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal the line would stay, and the cursor would be hidden for good."""
+    seen: list[int] = []
+
+    class Interrupted(displays.Display):
+        def changed(self) -> None:
+            seen.append(len(progress._open))
+            if len(seen) == 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress, "_display", Interrupted())
+    with pytest.raises(KeyboardInterrupt), progress.phase("Working"):
+        pass
+    assert seen == [1, 0]
