@@ -19,6 +19,20 @@ MUTATIONS = (
         tests=(f"{LOSSES}[sync]",),
     ),
     Mutation(
+        "flax-few-examples-shared-by-all-ranks",
+        "fiddlex/costs/layer_memory.py",
+        old="math.gcd(num_sequences(config), ranks)",
+        new="ranks",
+        tests=("tests/flax/test_family.py::test_the_ranks_share_the_examples_that_a_head_scores",),
+    ),
+    Mutation(
+        "flax-loss-sown-in-training-alone-taken",
+        "fiddlex/flax/traced.py",
+        old="if silent != drawn:",
+        new="if False:",
+        tests=("tests/flax/test_family.py::test_what_a_pipeline_cannot_run_is_told",),
+    ),
+    Mutation(
         "flax-losses-of-layers-of-the-batch-before",
         "fiddlex/pipeline/continuous.py",
         old="losses=later[1])",
