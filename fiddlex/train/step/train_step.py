@@ -43,8 +43,8 @@ def make_train_step(
     forward pass), `grad_norm` (global, before clipping), `learning_rate`, `weights_finite` (after the update), and
     `nonfinite`, which says for every weight (and layer) whether its gradient has a value that is not finite. In float16
     there is also `loss_scale`, the scale of the step's batch. Where layers add losses, `layer_loss` is the part of
-    `loss` that they add. With `train.spike_bound`, `spike` says whether the step
-    is one, beside `usual_loss` and `usual_grad_norm`.
+    `loss` that they add. With `train.spike_bound`, `spike` says whether the step is one, beside `usual_loss` and
+    `usual_grad_norm`.
 
     A step does not change weights and optimizer when it is a spike, and when `grad_norm` or `loss` is not finite in
     float16, with `train.spike_bound` or without `train.on_nonfinite=stop`.
