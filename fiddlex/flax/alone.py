@@ -22,6 +22,7 @@ from jax.extend import core
 
 from fiddlex.flax.operations import SUM, Cut, Place, stored_whole
 from fiddlex.flax.partition import KEPT, Plan, Step, of_gradient, plan, scan_sizes
+from fiddlex.parallel.collectives import as_varying_over, axes_of
 
 Tree = Any
 
@@ -164,18 +165,6 @@ def _whole(array: jax.Array, place: Place, *, ranks: int) -> jax.ShapeDtypeStruc
     dimension = place.dimension if isinstance(place, Cut) else None
     shape = tuple(size * ranks if i == dimension else size for i, size in enumerate(leaf.shape))
     return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)
-
-
-def axes_of(x: jax.Array) -> frozenset[str]:
-    """The mesh axes over which an array varies."""
-    axes: frozenset[str] = jax.typeof(x).manual_axis_type.varying
-    return axes
-
-
-def as_varying_over(x: Any, axes: frozenset[str]) -> Any:
-    """The array, marked as varying over further axes."""
-    missing = tuple(sorted(axes - axes_of(x)))
-    return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def _moved(x: Any, given: Place, wanted: Place) -> Any:

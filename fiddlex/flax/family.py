@@ -21,7 +21,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.flax.model import FlaxModel, Functions
 from fiddlex.flax.parts import Part, make_part
 from fiddlex.flax.places import Rules, places_of, warn_of_whole
-from fiddlex.flax.traced import adds_losses, call_types, check, describe
+from fiddlex.flax.traced import call_types, check, describe
 from fiddlex.models.spec import Network
 
 _MOST_KEPT = 16  # modules and descriptions that are kept; the planner asks for one model on many meshes
@@ -76,8 +76,8 @@ def family(
         model, tensor = tuple(vars(config.model).values()), config.mesh.tensor
 
         def make() -> _Made:
-            parts = once(model, lambda: _parts(config, embed, block, head))
-            functions = Functions(parts, places_of(config, parts, rules), adds_losses=adds_losses(config, parts))
+            parts, adds_losses = once(model, lambda: _parts(config, embed, block, head))
+            functions = Functions(parts, places_of(config, parts, rules), adds_losses=adds_losses)
             return _Made(functions, describe(config, functions))
 
         found: _Made = once((model, tensor), make)
@@ -98,11 +98,11 @@ def family(
     return Family(("lm",), network, model, fields=tuple(fields), dropout=True, attends=False)
 
 
-def _parts(config: Config, *made: Callable[..., Any]) -> dict[str, Part]:
+def _parts(config: Config, *made: Callable[..., Any]) -> tuple[dict[str, Part], bool]:
+    """The three modules, and whether the block adds a loss."""
     shapes = call_types(config, num_sequences=1)
     embed = make_part("embed", made[0], config.model, shapes.tokens)
     block = make_part("block", made[1], config.model, shapes.activations)
     head = make_part("head", made[2], config.model, shapes.activations, embed)
     parts = {"embedding": embed, "layers": block, "head": head}
-    check(config, parts)
-    return parts
+    return parts, check(config, parts)

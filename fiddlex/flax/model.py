@@ -15,12 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from fiddlex.config import Config
-from fiddlex.flax.alone import alone, as_varying_over
+from fiddlex.flax.alone import alone
 from fiddlex.flax.operations import Place
 from fiddlex.flax.parts import Part
 from fiddlex.models.context import Context
 from fiddlex.models.model import Batch, Model, as_rows, sums
 from fiddlex.models.weights import Weights
+from fiddlex.parallel.collectives import as_varying_over
 from fiddlex.pipeline import layer_losses
 
 Keys = jax.Array | None  # one for each example; None where nothing is dropped

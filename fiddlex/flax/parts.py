@@ -19,12 +19,11 @@ from fiddlex.config import ModelConfig
 from fiddlex.errors import ConfigError
 from fiddlex.flax.alone import Trace
 from fiddlex.models.weights import Weights
+from fiddlex.pipeline import layer_losses
 
 Tree = Any
 Path = tuple[str, ...]
 MODES = ("deterministic", "train")  # arguments of a call that say whether the module drops anything
-
-
 LOSSES = "losses"  # the collection of Linen modules whose values are added to the objective
 
 
@@ -199,7 +198,7 @@ def _with_losses(role: str, result: Any, *sown: Any) -> Any:
         if leaves:
             raise ConfigError(f"{role} sows a loss, which only a block may: let the block sow it.")
         return result
-    x, *losses = result if isinstance(result, tuple) else (result,)
+    x, losses = layer_losses.split(result)
     losses += leaves
     if wrong := [each for each in losses if not _is_loss(each)]:
         raise ConfigError(

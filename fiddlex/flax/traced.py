@@ -56,8 +56,8 @@ def call_types(config: Config, num_sequences: int) -> Shapes:
     )
 
 
-def check(config: Config, parts: dict[str, Part]) -> None:
-    """Calls three modules, for types only.
+def check(config: Config, parts: dict[str, Part]) -> bool:
+    """Calls three modules, for types only; returns whether the block adds a loss.
 
     Raises:
       ConfigError: when a module returns what the pipeline cannot take, or draws numbers that no key decides.
@@ -67,28 +67,23 @@ def check(config: Config, parts: dict[str, Part]) -> None:
     results = {"embed": one.activations, "block": one.activations, "head": logits}
     silent, drawn = (_arguments(config, parts, keys) for keys in (None, one.keys))
     called = drawn if model.dropout else silent
-    for name, function in plain_functions(parts).items():
+    functions = plain_functions(parts)
+    for name, function in functions.items():
         made = jax.eval_shape(function, *called[name])
         _check_result(name, layer_losses.split(made)[0] if name == "block" else made, results[name], config)
         _check_draws(name, function, silent=silent[name], drawn=drawn[name], config=config)
+    return _adds_loss(functions["block"], silent["block"], drawn["block"])
 
 
-def adds_losses(config: Config, parts: dict[str, Part]) -> bool:
-    """Whether a block returns a loss too, or sows one.
-
-    Raises:
-      ConfigError: when it does so in training only, or only outside.
-    """
-    block, keys = plain_functions(parts)["block"], call_types(config, num_sequences=1).keys
-    silent, drawn = (
-        isinstance(jax.eval_shape(block, *_arguments(config, parts, each)["block"]), tuple) for each in (None, keys)
-    )
-    if silent != drawn:
+def _adds_loss(block: Callable[..., Any], silent: tuple[Any, ...], drawn: tuple[Any, ...]) -> bool:
+    """Whether a block returns or sows a loss; ConfigError when it does so in training only, or only outside."""
+    outside, training = (isinstance(jax.eval_shape(block, *each), tuple) for each in (silent, drawn))
+    if outside != training:
         raise ConfigError(
-            f"block adds a loss only where it is to drop {'something' if drawn else 'nothing'}. Let it add the loss in "
-            "every call: fiddlex counts losses of blocks in training alone, also where nothing is dropped."
+            f"block adds a loss only where it is to drop {'something' if training else 'nothing'}. Let it add the loss "
+            "in every call: fiddlex counts losses of blocks in training alone, also where nothing is dropped."
         )
-    return silent
+    return outside
 
 
 def _arguments(config: Config, parts: dict[str, Part], keys: Keys) -> dict[str, tuple[Any, ...]]:

@@ -59,6 +59,18 @@ def take_positions(x_BTH: jax.Array, positions_BP: jax.Array, axes: tuple[str, .
     return lax.pcast(lax.psum(jnp.where(mine_BP1, rows_BPH, 0), axes), axes, to="varying")
 
 
+def axes_of(x: jax.Array) -> frozenset[str]:
+    """The mesh axes over which an array varies."""
+    axes: frozenset[str] = jax.typeof(x).manual_axis_type.varying
+    return axes
+
+
+def as_varying_over(x: Any, axes: frozenset[str]) -> Any:
+    """The array, marked as varying over further axes."""
+    missing = tuple(sorted(axes - axes_of(x)))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
 def as_varying(tree: Any, specs: Any, axes: Any) -> Any:
     """Marks each weight as varying over those of its `axes`, a tree of frozensets, on which it is replicated.
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fiddlex.parallel.collectives import axes_of
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Integer, in_turn
 from fiddlex.schedules.table import NONE
@@ -25,7 +26,7 @@ def empty(tree: Tree, *sizes: int) -> Tree:
 
     def allocated(leaf: jax.Array) -> jax.Array:
         array = lax.empty((*sizes, *leaf.shape), leaf.dtype)
-        return jax.device_put(lax.pcast(array, tuple(_axes(leaf)), to="varying"), jax.memory.Space.Host)
+        return jax.device_put(lax.pcast(array, tuple(axes_of(leaf)), to="varying"), jax.memory.Space.Host)
 
     return jax.tree.map(allocated, tree)
 
@@ -49,7 +50,7 @@ def fetched_slot(host: Arrays, source: Integer, *, after: jax.Array) -> Arrays:
     late = source + jnp.minimum(jnp.isnan(after[(0,) * after.ndim]).astype(jnp.int32), 0)
 
     def copied(array: jax.Array) -> jax.Array:
-        number = late if _axes(after) <= _axes(array) else source
+        number = late if axes_of(after) <= axes_of(array) else source
         return jax.device_put(_slot(array, _or_trash(array, number)), jax.memory.Space.Device)
 
     return [copied(array) for array in host]
@@ -70,8 +71,8 @@ def together(tree: Tree) -> Tree:
     """`tree`, no array of which anything uses before all are computed."""
     leaves, structure = jax.tree.flatten(tree)
     # The arrays of an optimization barrier vary over the same mesh axes, so that each set of axes has its own barrier.
-    for axes in dict.fromkeys(map(_axes, leaves)):  # in one order in all processes
-        numbers = [number for number, leaf in enumerate(leaves) if _axes(leaf) == axes]
+    for axes in dict.fromkeys(map(axes_of, leaves)):  # in one order in all processes
+        numbers = [number for number, leaf in enumerate(leaves) if axes_of(leaf) == axes]
         for number, leaf in zip(numbers, lax.optimization_barrier([leaves[n] for n in numbers]), strict=True):
             leaves[number] = leaf
     return jax.tree.unflatten(structure, leaves)
@@ -83,7 +84,3 @@ def _slot(array: jax.Array, number: Integer) -> jax.Array:
 
 def _or_trash(array: jax.Array, slot: Integer) -> jax.Array:
     return jnp.where(slot == NONE, len(array) - 1, slot)
-
-
-def _axes(x: jax.Array) -> frozenset[str]:
-    return frozenset(jax.typeof(x).manual_axis_type.varying)

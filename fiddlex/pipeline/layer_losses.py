@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+
+from fiddlex.parallel.collectives import as_varying_over, axes_of
 
 # A microbatch's weights of such losses, float32 [example, 2]: of the value, and of the gradient. Their sums count.
 WEIGHTS = "layer_losses"
@@ -24,8 +25,8 @@ def split(result: Any) -> tuple[Any, list[jax.Array]]:
 def weighted(result: tuple[jax.Array, jax.Array], weights_B2: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`x`, whose derivative brings the gradient of the weighted loss, and the weighted value, a float32 scalar."""
     x, loss = result
-    axes = (_axes(x) | _axes(weights_B2)) - {"tensor"}  # tensor ranks have the same loss, also of parts of `x`
-    loss = _varying(jnp.asarray(loss, jnp.float32), axes)
+    axes = (axes_of(x) | axes_of(weights_B2)) - {"tensor"}  # tensor ranks have the same loss, also of parts of `x`
+    loss = as_varying_over(jnp.asarray(loss, jnp.float32), axes)
     return _with_gradient(x, loss, weights_B2, axes), loss * weights_B2[:, 0].sum()
 
 
@@ -39,17 +40,7 @@ def _forward(x: jax.Array, loss: jax.Array, weights_B2: jax.Array, axes: frozens
 
 
 def _backward(axes: frozenset[str], weights_B2: jax.Array, dx: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return dx, _varying(weights_B2[:, 1].sum(), axes), jnp.zeros_like(weights_B2)
+    return dx, as_varying_over(weights_B2[:, 1].sum(), axes), jnp.zeros_like(weights_B2)
 
 
 _with_gradient.defvjp(_forward, _backward)
-
-
-def _axes(x: jax.Array) -> frozenset[str]:
-    axes: frozenset[str] = jax.typeof(x).manual_axis_type.varying
-    return axes
-
-
-def _varying(x: jax.Array, axes: frozenset[str]) -> jax.Array:
-    missing = tuple(sorted(axes - _axes(x)))
-    return lax.pcast(x, missing, to="varying") if missing else x

@@ -14,8 +14,8 @@ MUTATIONS = (
     Mutation(
         "flax-loss-of-a-layer-without-gradient",
         "fiddlex/pipeline/layer_losses.py",
-        old="_varying(weights_B2[:, 1].sum(), axes)",
-        new="_varying(0 * weights_B2[:, 1].sum(), axes)",
+        old="as_varying_over(weights_B2[:, 1].sum(), axes)",
+        new="as_varying_over(0 * weights_B2[:, 1].sum(), axes)",
         tests=(f"{LOSSES}[sync]",),
     ),
     Mutation(
@@ -28,7 +28,7 @@ MUTATIONS = (
     Mutation(
         "flax-loss-sown-in-training-alone-taken",
         "fiddlex/flax/traced.py",
-        old="if silent != drawn:",
+        old="if outside != training:",
         new="if False:",
         tests=("tests/flax/test_family.py::test_what_a_pipeline_cannot_run_is_told",),
     ),

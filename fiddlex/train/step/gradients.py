@@ -26,6 +26,7 @@ from fiddlex.models.flash import make_kernel
 from fiddlex.models.model import Batch, Model, as_rows
 from fiddlex.models.registry import errors_of_family, model_function
 from fiddlex.models.weights import Weights
+from fiddlex.parallel.collectives import axes_of
 from fiddlex.parallel.host_memory import empty, fetched, is_on_host, map_rows
 from fiddlex.parallel.sharding import named
 from fiddlex.pipeline import engine, layer_losses
@@ -163,23 +164,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
     def apply_layer(layer: Weights, x: jax.Array, number: jax.Array, settings: Context) -> Any:
         with naming_lines():
             result = model.apply_layer(layer, x, number, settings)
-        y, losses = layer_losses.split(result)
-        if _type_of(y) != _type_of(x):
-            raise ConfigError(
-                f"model.family={config.model.family}: a layer makes {_type_of(y)} of the residual stream, "
-                f"{_type_of(x)}. It must return an array of the same shape and dtype (docs/models.md)."
-            )
-        if [jnp.shape(loss) for loss in losses] != [()] * model.adds_losses:
-            raise ConfigError(
-                f"model.family={config.model.family}, whose model has adds_losses={model.adds_losses}: a layer returns "
-                f"x and {', '.join(map(_type_of, losses)) or 'no loss'}. With adds_losses=True it must return x and "
-                "one scalar, else x alone (docs/models.md)."
-            )
-        if any("tensor" in jax.typeof(jnp.asarray(loss)).manual_axis_type.varying for loss in losses):
-            raise ConfigError(
-                f"model.family={config.model.family}: each tensor rank has another loss of a layer. Return the same "
-                'on all, as lax.pmean(loss, "tensor") gives it (docs/models.md).'
-            )
+        _check_result(result, x, model, config)
         return result
 
     def layer(layer: Weights, x: jax.Array, again: Any) -> Any:
@@ -210,6 +195,27 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         tile=TILES.get(mesh.devices.flat[0].platform),
         codec=codec_of(config.pipeline.stash_dtype),
     )
+
+
+def _check_result(result: Any, x: jax.Array, model: Model, config: Config) -> None:
+    """Raises ConfigError when a layer returned something else than `Model` asks for; `x` is what it got."""
+    y, losses = layer_losses.split(result)
+    if _type_of(y) != _type_of(x):
+        raise ConfigError(
+            f"model.family={config.model.family}: a layer makes {_type_of(y)} of the residual stream, "
+            f"{_type_of(x)}. It must return an array of the same shape and dtype (docs/models.md)."
+        )
+    if [jnp.shape(loss) for loss in losses] != [()] * model.adds_losses:
+        raise ConfigError(
+            f"model.family={config.model.family}, whose model has adds_losses={model.adds_losses}: a layer returns "
+            f"x and {', '.join(map(_type_of, losses)) or 'no loss'}. With adds_losses=True it must return x and "
+            "one scalar, else x alone (docs/models.md)."
+        )
+    if any("tensor" in axes_of(jnp.asarray(loss)) for loss in losses):
+        raise ConfigError(
+            f"model.family={config.model.family}: each tensor rank has another loss of a layer. Return the same "
+            'on all, as lax.pmean(loss, "tensor") gives it (docs/models.md).'
+        )
 
 
 def _type_of(x: Any) -> str:
