@@ -30,7 +30,7 @@ MUTATIONS = (
         "fiddlex/flax/traced.py",
         old="if outside != training:",
         new="if False:",
-        tests=("tests/flax/test_family.py::test_what_a_pipeline_cannot_run_is_told",),
+        tests=("tests/flax/test_refused_modules.py::test_what_a_pipeline_cannot_run_is_told",),
     ),
     Mutation(
         "flax-losses-of-layers-of-the-batch-before",
@@ -72,7 +72,7 @@ MUTATIONS = (
         "fiddlex/flax/parts.py",
         old="if not isinstance(each, nnx.RngState) and not",
         new="if not isinstance(each, nnx.RngState) and None and not",
-        tests=("tests/flax/test_family.py::test_what_a_pipeline_cannot_run_is_told",),
+        tests=("tests/flax/test_refused_modules.py::test_what_a_pipeline_cannot_run_is_told",),
     ),
     Mutation(
         "flax-part-of-a-reshaped-array-anywhere",
