@@ -16,7 +16,7 @@ from fiddlex.config.values.stash import SAME
 from fiddlex.costs.attention_memory import AttentionMemory
 from fiddlex.costs.backend import Backend
 from fiddlex.hardware.flash import SPLASH
-from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, DeviceArrays, Saved, num_scored, num_sequences
+from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, DeviceArrays, Saved, num_scored
 from fiddlex.models.registry import network_of
 from fiddlex.models.spec import Attention, Branch, Network, Norm, Operation, Product
 
@@ -154,42 +154,22 @@ class LayerMemory:
         )
 
 
-def head_shards(config: Config, ranks: int) -> int:
-    """In how many parts `ranks` devices share the work of embedding and head on a microbatch.
-
-    They share the vocabulary. Where each has all of it, as with Flax modules, they share the examples, and where there
-    are too few some compute what others do (`fiddlex.flax.model.Share`).
-    """
-    return ranks if _shares_vocabulary(network_of(config)) else math.gcd(num_sequences(config), ranks)
-
-
-def logits(config: Config) -> int:
-    """The number of logits of a microbatch that a device has at once."""
-    shards = head_shards(config, config.mesh.vocab_shards)
-    shared = _shares_vocabulary(network_of(config))
-    return num_scored(config) * (config.padded_vocab_size if shared else config.model.vocab_size) // shards
-
-
-def _shares_vocabulary(network: Network) -> bool:
-    return any("vocab" in each.axes for each in network.outer)
-
-
 def outside_layers(config: Config, backend: Backend) -> int:
     """Bytes at the peak of embedding and head, whichever takes more.
 
-    The head holds this device's part of the logits in float32, B·P·V / `head_shards` where it scores P positions of a
-    row; unless `Backend.fuses`, it also holds their exponentials and gradients. It also holds the activations that it
-    scores, with their gradients. The embedding's backward pass holds the gradient of the table or of the device's slice
-    of it, before and, unless `Backend.scatters_in_place`, after it adds rows to this gradient: in float32, or in the
-    dtype of the model where the whole table is a module's.
+    The head holds this device's slice of the logits in float32, B·P·V where it scores P positions of a row and V is the
+    slice of the vocabulary; unless `Backend.fuses`, it also holds their exponentials and gradients. It also holds the
+    activations that it scores, with their gradients. The embedding's backward pass holds the gradient of the table's
+    slice, V·H, in float32, before and, unless `Backend.scatters_in_place`, after it adds rows to this gradient.
     """
     network, itemsize = network_of(config), ITEMSIZES[config.model.dtype]
-    tokens = DeviceArrays.of(config, network.hidden).tokens
+    columns = config.padded_vocab_size // network.vocab_shards(config.mesh.vocab_shards)
+    tokens, scored = DeviceArrays.of(config, network.hidden).tokens, num_scored(config)
     if backend.rounds_gradients or backend.rounds_logits:
         of_logit = FLOAT32 + itemsize  # in addition to the logits, only the rounded gradients
     else:
         of_logit = FLOAT32 if backend.fuses else 3 * FLOAT32
+    logits = scored * columns * of_logit
     stream = 3 * tokens * network.hidden * itemsize
-    of_slice = config.padded_vocab_size // config.mesh.vocab_shards * FLOAT32
-    table = of_slice if _shares_vocabulary(network) else config.model.vocab_size * itemsize
-    return stream + max(logits(config) * of_logit, (1 if backend.scatters_in_place else 2) * table * network.hidden)
+    tables = (1 if backend.scatters_in_place else 2) * columns * network.hidden * FLOAT32
+    return stream + max(logits, tables)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from fiddlex.config import Config
 from fiddlex.costs.backend import TPU, Backend
-from fiddlex.costs.layer_memory import LayerMemory, logits, outside_layers
+from fiddlex.costs.layer_memory import LayerMemory, outside_layers
 from fiddlex.costs.weight_memory import WeightBytes, weight_bytes
-from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES
+from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, num_scored
+from fiddlex.models.registry import network_of
 from fiddlex.models.task_sizes import example_fields
 from fiddlex.schedules.buffers import IN_TRANSIT, Sizes
 from fiddlex.schedules.placement import LayerPlacement
@@ -127,6 +128,7 @@ def device_memory(
 def scoring_memory(config: Config, placement: LayerPlacement, backend: Backend) -> Memory:
     """The least that scoring a batch takes: weights, batch and, in `working`, the float32 logits of a microbatch."""
     weights = weight_bytes(config, placement.rows_per_rank, backend)
+    columns = config.padded_vocab_size // network_of(config).vocab_shards(config.mesh.vocab_shards)
     return Memory(
         weights=weights.master,
         optimizer=0,
@@ -136,7 +138,7 @@ def scoring_memory(config: Config, placement: LayerPlacement, backend: Backend) 
         stash=0,
         weight_stash=0,
         inboxes=0,
-        working=logits(config) * FLOAT32,
+        working=num_scored(config) * columns * FLOAT32,
         update=0,
         inputs=_batch(config),
     )

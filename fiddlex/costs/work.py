@@ -18,7 +18,7 @@ from typing import NamedTuple
 from fiddlex.config import Config
 from fiddlex.config.values.recompute import FULL
 from fiddlex.costs.backend import CPU
-from fiddlex.costs.layer_memory import LayerMemory, head_shards
+from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.hardware.chips import Chip
 from fiddlex.hardware.pieces import num_pieces
 from fiddlex.models import spec
@@ -198,7 +198,7 @@ def exchanged_work(config: Config, *, in_blocks: bool) -> tuple[ExchangedWork, .
 
 
 class EdgeWork(NamedTuple):
-    """A device's work before the first stage and after the last, for one microbatch."""
+    """The work before the first stage and after the last, for one microbatch and 1/shards of the vocabulary."""
 
     embed: Work  # the lookup in the embedding table
     head: Work  # the loss and its gradient
@@ -206,13 +206,10 @@ class EdgeWork(NamedTuple):
 
 
 def edge_work(config: Config, *, shards: int) -> EdgeWork:
-    """The work of embedding and head that `shards` devices share (`head_shards`).
-
-    It leaves out label heads, which read one position of each sequence.
-    """
+    """The work of embedding and head, without label heads, which read one position of each sequence."""
     sizes, itemsize = _Sizes.of(config), ITEMSIZES[config.model.dtype]
     scored = num_scored(config)
-    columns = -(-config.model.vocab_size // head_shards(config, shards))
+    columns = -(-config.model.vocab_size // sizes.network.vocab_shards(shards))
     products = [
         MatrixProduct(scored, each.inputs, columns if each.split == "vocab" else each.outputs)
         for each in sizes.network.scoring

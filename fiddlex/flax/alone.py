@@ -6,8 +6,9 @@ arrays that vary over mesh axes. Inside `shard_map` the types of both must agree
 each operation of the trace runs on arrays that are marked as varying over all axes over which any argument varies. It
 must hold no collectives.
 
-Tensor ranks may each have a part of a weight: then the operations run as `fiddlex.flax.partition` plans them. An array
-varies over `tensor` exactly where a rank has not the whole of it, so jax's check of varying axes checks the plan.
+The ranks of some mesh axes, `tensor` or for a vocabulary `pipe` and `tensor`, may each have a part of a weight: then
+the operations run as `fiddlex.flax.partition` plans them. An array varies over these axes exactly where a rank has not
+the whole of it, so jax's check of varying axes checks the plan.
 """
 
 import dataclasses
@@ -27,42 +28,55 @@ from fiddlex.parallel.collectives import as_varying_over, axes_of
 Tree = Any
 
 
+class _Axes(NamedTuple):
+    """Mesh axes: those over which whole arrays vary, and those whose ranks have parts of the others."""
+
+    whole: frozenset[str]
+    parts: tuple[str, ...]
+
+
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["place"])
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """A tensor rank's part of an array."""
+    """A rank's part of an array."""
 
     array: jax.Array
     place: Cut
 
 
 def alone(
-    function: Callable[[Tree, jax.Array, Tree], Tree], places: Sequence[Place] | None = None
+    function: Callable[[Tree, jax.Array, Tree], Tree],
+    places: Sequence[Place] = (),
+    *,
+    axes: tuple[str, ...] = ("tensor",),
+    result: Place = None,
 ) -> Callable[[Tree, jax.Array, Tree], Tree]:
     """`function(weights, x, again)` of arrays on the devices of a mesh.
 
     Args:
       function: must not close over traced values; `again` is not differentiated.
-      places: what a tensor rank has of each weight, for which `tensor` must be an axis of the mesh; None: the whole.
-        Of `x`, `again` and the results it has the whole.
+      places: what a rank has of each weight; none: the whole. Of `x` and `again` it has the whole.
+      axes: those of the mesh whose ranks have parts.
+      result: what a rank is to have of each result.
     """
 
     def parts(weights: Tree) -> Tree:
         leaves, structure = jax.tree.flatten(weights)
         used = [
-            _moved(x, None, place) if stored_whole(place) else x for x, place in zip(leaves, of(leaves), strict=True)
+            _moved(x, None, place, axes) if stored_whole(place) else x
+            for x, place in zip(leaves, of(leaves), strict=True)
         ]
         return jax.tree.unflatten(structure, map(_as_part, used, of(leaves)))
 
     def of(leaves: list[Any]) -> Sequence[Place]:
         return places or [None] * len(leaves)
 
-    value = _Inlined(function, lambda results: [None] * results.num_leaves)
+    value = _Inlined(function, lambda results: [result] * results.num_leaves, axes)
     derivative = _Inlined(
-        functools.partial(_with_vjp, function), lambda results: [None] * results.children()[0].num_leaves
+        functools.partial(_with_vjp, function), lambda results: [result] * results.children()[0].num_leaves, axes
     )
     gradients = [*map(of_gradient, places), None] if places else []
-    pulled = _Inlined(_pull, lambda results: gradients)
+    pulled = _Inlined(_pull, lambda results: gradients, axes)
 
     @jax.custom_vjp
     def evaluated(weights: Tree, x: jax.Array, again: Tree) -> Tree:
@@ -73,19 +87,19 @@ def alone(
         return made
 
     def backward(vjp: Tree, dy: Tree) -> tuple[Tree, Tree, None]:
-        dweights, dx = pulled(vjp, dy)
+        dweights, dx = pulled(vjp, jax.tree.map(lambda each: _as_part(each, result), dy))
         return dweights, dx, None
 
     evaluated.defvjp(forward, backward)
 
     def called(weights: Tree, x: jax.Array, again: Tree) -> Tree:
         # A gradient is a sum over the axes that are added here.
-        axes = frozenset[str]().union(*map(axes_of, jax.tree.leaves((weights, x, again))))
-        axes -= {"tensor"} if places else set()
-        weights, x = jax.tree.map(lambda leaf: as_varying_over(leaf, axes), (weights, x))
+        varying = frozenset[str]().union(*map(axes_of, jax.tree.leaves((weights, x, again))))
+        varying -= set(axes) if places else set()
+        weights, x = jax.tree.map(lambda leaf: as_varying_over(leaf, varying), (weights, x))
         # Of these each rank computes a term of the gradient.
         leaves, structure = jax.tree.flatten(weights)
-        terms = [axes | {"tensor"} if stored_whole(place) else axes for place in of(leaves)]
+        terms = [varying.union(axes) if stored_whole(place) else varying for place in of(leaves)]
         return evaluated(jax.tree.unflatten(structure, map(as_varying_over, leaves, terms)), x, again)
 
     return called
@@ -117,7 +131,7 @@ class Trace(NamedTuple):
     def of(cls, function: Callable[..., Tree], *args: Tree) -> "Trace":
         """A trace of `function(*args)`, of arrays or their types."""
         closed, made = jax.make_jaxpr(function, return_shape=True)(*args)
-        flat = jax.make_jaxpr(lambda *leaves: _run(closed, leaves, frozenset()))(*jax.tree.leaves(args))
+        flat = jax.make_jaxpr(lambda *leaves: _run(closed, leaves, _Axes(frozenset(), ())))(*jax.tree.leaves(args))
         return cls(flat, jax.tree.structure(made))
 
     @property
@@ -129,20 +143,22 @@ class _Inlined:
     """A function as its trace says; one trace serves arguments of the same types on a mesh.
 
     Args:
-      function: takes trees of arrays, where a tensor rank's part of an array stands for the whole.
+      function: takes trees of arrays, where a rank's part of an array stands for the whole.
       wanted: what a rank is to have of the first results, from their structure; it has parts of the others, or the
         whole.
+      axes: those whose ranks have parts.
     """
 
-    def __init__(self, function: Callable[..., Tree], wanted: Callable[[Any], Sequence[Place]]):
-        self._function, self._wanted = function, wanted
+    def __init__(self, function: Callable[..., Tree], wanted: Callable[[Any], Sequence[Place]], axes: tuple[str, ...]):
+        self._function, self._wanted, self._axes = function, wanted, axes
         self._traces: dict[Any, tuple[Trace, Plan]] = {}
 
     def __call__(self, *args: Tree) -> Tree:
         parts, structure = jax.tree.flatten(args, is_leaf=_is_part)
         places = [each.place if _is_part(each) else None for each in parts]
         arrays = [each.array if _is_part(each) else each for each in parts]
-        ranks = lax.axis_size("tensor") if any(place is not None for place in places) else 1
+        in_parts = any(map(_is_part, parts))
+        ranks = lax.axis_size(self._axes) if in_parts else 1
         types = list(map(functools.partial(_whole, ranks=ranks), arrays, places))
         key = jax.sharding.get_abstract_mesh(), structure, *places, *types
         if key not in self._traces:
@@ -151,9 +167,8 @@ class _Inlined:
             wanted = [*wanted, *[KEPT] * (len(trace.jaxpr.outvars) - len(wanted))]
             self._traces[key] = trace, plan(trace.jaxpr, places, wanted, ranks)
         trace, planned = self._traces[key]
-        axes = frozenset[str]().union(*map(axes_of, arrays))
-        axes -= {"tensor"} if any(map(_is_part, parts)) else set()
-        results = _run(trace.closed, arrays, axes, planned)
+        whole = frozenset[str]().union(*map(axes_of, arrays)) - (set(self._axes) if in_parts else set())
+        results = _run(trace.closed, arrays, _Axes(whole, self._axes), planned)
         asked = len(self._wanted(trace.results))
         kept = map(_as_part, results[asked:], planned.places[asked:])
         return jax.tree.unflatten(trace.results, [*results[:asked], *kept])
@@ -167,33 +182,33 @@ def _whole(array: jax.Array, place: Place, *, ranks: int) -> jax.ShapeDtypeStruc
     return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)
 
 
-def _moved(x: Any, given: Place, wanted: Place) -> Any:
-    """What a tensor rank is to have of an array, from what it has."""
+def _moved(x: Any, given: Place, wanted: Place, axes: tuple[str, ...]) -> Any:
+    """What a rank of `axes` is to have of an array, from what it has."""
     if given == wanted:
         return x
     if given == SUM:
         if not isinstance(wanted, Cut):
-            return lax.psum(x, "tensor")
+            return lax.psum(x, axes)
         pieces, axis = _pieces(x, wanted)
-        return _joined(lax.psum_scatter(pieces, "tensor", scatter_dimension=axis, tiled=True), axis, wanted)
+        return _joined(lax.psum_scatter(pieces, axes, scatter_dimension=axis, tiled=True), axis, wanted)
     if isinstance(given, Cut):
         pieces, axis = _pieces(x, given)
         if wanted == SUM:
             size = pieces.shape[axis]
-            shape = (*pieces.shape[:axis], size * lax.axis_size("tensor"), *pieces.shape[axis + 1 :])
-            first = lax.axis_index("tensor") * size
+            shape = (*pieces.shape[:axis], size * lax.axis_size(axes), *pieces.shape[axis + 1 :])
+            first = lax.axis_index(axes) * size
             return _joined(
                 lax.dynamic_update_slice_in_dim(jnp.zeros_like(x, shape=shape), pieces, first, axis), axis, given
             )
-        x = _joined(lax.all_gather(pieces, "tensor", axis=axis, tiled=True, to="invarying"), axis, given)
+        x = _joined(lax.all_gather(pieces, axes, axis=axis, tiled=True, to="invarying"), axis, given)
     if wanted is None:
         return x
-    x = as_varying_over(x, frozenset({"tensor"}))
+    x = as_varying_over(x, frozenset(axes))
     if not isinstance(wanted, Cut):
-        return jnp.where(lax.axis_index("tensor") == 0, x, jnp.zeros_like(x))
+        return jnp.where(lax.axis_index(axes) == 0, x, jnp.zeros_like(x))
     pieces, axis = _pieces(x, wanted)
-    size = pieces.shape[axis] // lax.axis_size("tensor")
-    return _joined(lax.dynamic_slice_in_dim(pieces, lax.axis_index("tensor") * size, size, axis), axis, wanted)
+    size = pieces.shape[axis] // lax.axis_size(axes)
+    return _joined(lax.dynamic_slice_in_dim(pieces, lax.axis_index(axes) * size, size, axis), axis, wanted)
 
 
 def _pieces(x: jax.Array, place: Cut) -> tuple[jax.Array, int]:
@@ -211,13 +226,11 @@ def _joined(pieces: jax.Array, axis: int, place: Cut) -> jax.Array:
     return pieces.reshape(*pieces.shape[: axis - 1], -1, *pieces.shape[axis + 1 :])
 
 
-def _run(
-    closed: core.ClosedJaxpr, arguments: Sequence[Any], axes: frozenset[str], planned: Plan | None = None
-) -> list[Any]:
+def _run(closed: core.ClosedJaxpr, arguments: Sequence[Any], axes: _Axes, planned: Plan | None = None) -> list[Any]:
     """Evaluates a trace by its plan; None: on whole arrays."""
 
     def varying(x: Any) -> Any:
-        return as_varying_over(x, axes)
+        return as_varying_over(x, axes.whole)
 
     def read(name: Any) -> Any:
         return name.val if isinstance(name, core.Literal) else values[name]
@@ -225,9 +238,9 @@ def _run(
     def moved(name: Any, move: tuple[Place, Place]) -> Any:
         given, wanted = move
         if given == wanted or wanted is not None:
-            return _moved(varying(read(name)), *move)
+            return _moved(varying(read(name)), *move, axes.parts)
         if name not in gathered:
-            gathered[name] = _moved(varying(read(name)), *move)
+            gathered[name] = _moved(varying(read(name)), *move, axes.parts)
         if given == SUM:
             values[name] = gathered[name]
         return gathered[name]
@@ -246,15 +259,19 @@ _STAYS: tuple[Place, Place] = None, None
 _Arrays = list[Any]
 
 
-def _bound(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
-    params = equation.params | dict(step.params if step else {})
+def _bound(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, step: Step | None) -> _Arrays:
+    params = equation.params | dict(step.rule.params if step else {})
     if step and any(place is not None for _, place in step.moves):
-        inputs = [as_varying_over(x, axes | {"tensor"}) for x in inputs]
+        inputs = [as_varying_over(x, axes.whole.union(axes.parts)) for x in inputs]
+    if step and step.rule.indexed:  # along the dimension of which a rank has a part: from its first element on
+        (_, place), rows, indices = step.moves[0], *inputs[:2]
+        first = lax.axis_index(axes.parts) * rows.shape[place.dimension] if isinstance(place, Cut) else 0
+        inputs[1] = indices.astype(jnp.int32) - first
     result = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(params))
     return result if equation.primitive.multiple_results else [result]
 
 
-def _call(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
+def _call(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, step: Step | None) -> _Arrays:
     """A call of an inner function; rules for its derivative, and what it computes again, are in the trace already."""
     del step
     inner: Any = equation.params.get("call_jaxpr", equation.params.get("jaxpr"))
@@ -262,7 +279,7 @@ def _call(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: 
     return _run(closed, inputs, axes)
 
 
-def _barrier(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
+def _barrier(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, step: Step | None) -> _Arrays:
     """A barrier for the whole arrays, and one for the parts: the arrays of one vary over the same axes."""
     del axes
     places = [place for _, place in step.moves] if step else [None] * len(equation.invars)
@@ -274,7 +291,7 @@ def _barrier(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], ste
     return results
 
 
-def _scan(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
+def _scan(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, step: Step | None) -> _Arrays:
     params, (first, num_carry, _) = equation.params, scan_sizes(equation)
     last = first + num_carry
 
@@ -287,7 +304,7 @@ def _scan(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: 
     return [*carry, *ys]
 
 
-def _while(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
+def _while(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, step: Step | None) -> _Arrays:
     del step
     params = equation.params
     first = params["cond_nconsts"]
@@ -309,7 +326,7 @@ def _while(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step:
     return results
 
 
-def _cond(equation: core.JaxprEqn, inputs: _Arrays, axes: frozenset[str], step: Step | None) -> _Arrays:
+def _cond(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, step: Step | None) -> _Arrays:
     del step
     branches = [functools.partial(_run, branch, axes=axes) for branch in equation.params["branches"]]
     results: _Arrays = lax.switch(inputs[0], branches, inputs[1:])

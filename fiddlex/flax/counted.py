@@ -74,7 +74,7 @@ class _Forward(NamedTuple):
         )
         places = dict[Any, Place]()
         for equation, step in pairs:
-            places |= dict(zip(equation.outvars, step.outputs, strict=True))
+            places |= dict(zip(equation.outvars, step.rule.outputs, strict=True))
             taken = zip(equation.invars, step.moves, strict=True)
             places |= {name: place for name, (_, place) in taken if not isinstance(name, core.Literal)}
         return sum(math.prod(cut(name.aval.shape, places.get(name), self.ranks)) for name in (*read, *written))

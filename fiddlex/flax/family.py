@@ -12,15 +12,17 @@ Each is a class, or another function, that makes a module of NNX or Linen from `
 Activations have the dtype model.dtype, and so have the weights of a call. The modules know nothing of the mesh.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fiddlex.config import Config
 from fiddlex.config.families import Family
 from fiddlex.errors import ConfigError
-from fiddlex.flax.model import FlaxModel, Functions
+from fiddlex.flax.model import FlaxModel, Functions, Outer
+from fiddlex.flax.operations import Place
 from fiddlex.flax.parts import Part, make_part
-from fiddlex.flax.places import Rules, places_of, warn_of_whole
+from fiddlex.flax.places import Rules, places_of, vocabulary_of, warn_of_whole
 from fiddlex.flax.traced import call_types, check, describe
 from fiddlex.models.spec import Network
 
@@ -77,10 +79,27 @@ def family(
 
         def make() -> _Made:
             parts, adds_losses = once(model, lambda: _parts(config, embed, block, head))
-            functions = Functions(parts, places_of(config, parts, rules), adds_losses=adds_losses)
+            functions = Functions(
+                parts, places_of(config, parts, rules), once((*model, "rows"), rows), adds_losses=adds_losses
+            )
             return _Made(functions, describe(config, functions))
 
-        found: _Made = once((model, tensor), make)
+        def rows() -> dict[str, list[Place]]:
+            size = config.model.vocab_size
+            return vocabulary_of(kept[model][0], _outer_parts(config, 2 * size, embed, head), (size, 2 * size))
+
+        found: _Made = once((*model, tensor), make)
+        return found
+
+    def outer(config: Config, functions: Functions) -> Outer:
+        rows, parts = config.padded_vocab_size, functions.parts
+
+        def make() -> Outer:
+            pads = rows != config.model.vocab_size and functions.shares_vocabulary
+            padded = _outer_parts(config, rows, embed, head) if pads else {}
+            return Outer(parts | padded, rows, functions.vocabulary)
+
+        found: Outer = once((functions, rows), make)
         return found
 
     def network(config: Config) -> Network:
@@ -91,7 +110,7 @@ def family(
         if functions not in told:
             told.add(functions)
             warn_of_whole(config, functions)
-        return FlaxModel(config, functions)
+        return FlaxModel(config, functions, outer(config, functions))
 
     # An error of the modules names their file (`fiddlex.models.registry.errors_of_family`).
     network.__wrapped__ = model.__wrapped__ = block  # type: ignore[attr-defined]
@@ -100,9 +119,13 @@ def family(
 
 def _parts(config: Config, *made: Callable[..., Any]) -> tuple[dict[str, Part], bool]:
     """The three modules, and whether the block adds a loss."""
-    shapes = call_types(config, num_sequences=1)
-    embed = make_part("embed", made[0], config.model, shapes.tokens)
-    block = make_part("block", made[1], config.model, shapes.activations)
-    head = make_part("head", made[2], config.model, shapes.activations, embed)
-    parts = {"embedding": embed, "layers": block, "head": head}
+    block = make_part("block", made[1], config.model, call_types(config, num_sequences=1).activations)
+    parts = {"layers": block} | _outer_parts(config, config.model.vocab_size, made[0], made[2])
     return parts, check(config, parts)
+
+
+def _outer_parts(config: Config, vocab_size: int, *made: Callable[..., Any]) -> dict[str, Part]:
+    """Embedding and head for a vocabulary."""
+    model, shapes = dataclasses.replace(config.model, vocab_size=vocab_size), call_types(config, num_sequences=1)
+    embed = make_part("embed", made[0], model, shapes.tokens)
+    return {"embedding": embed, "head": make_part("head", made[1], model, shapes.activations, embed)}

@@ -1,31 +1,30 @@
 """A model made of three Flax modules, as the pipeline calls it.
 
-Embedding and head are whole on every device. The ranks of `pipe` and of `tensor` share their work: each embeds and
-scores some of the examples of a microbatch, and the gradients of these modules' weights are summed over the ranks once
-per batch (`Parameter.partial`).
+The ranks of `pipe` × `tensor` share the vocabulary, as in fiddlex's own families (`fiddlex.models.sharded_vocabulary`):
+of a weight of embedding or head that has a dimension of the size of the vocabulary, a rank has a part along it. A
+vocabulary that has no equal parts is padded: the modules that run are those of a config with a larger one.
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fiddlex.config import Config
 from fiddlex.flax.alone import alone
-from fiddlex.flax.operations import Place
+from fiddlex.flax.operations import Cut, Place
 from fiddlex.flax.parts import Part
 from fiddlex.models.context import Context
-from fiddlex.models.model import Batch, Model, as_rows, sums
-from fiddlex.models.weights import Weights
-from fiddlex.parallel.collectives import as_varying_over
+from fiddlex.models.decoder import NextTokenModel
+from fiddlex.models.model import Batch, as_rows
+from fiddlex.models.sharded_vocabulary import VOCAB_AXES, without_padding
+from fiddlex.models.weights import Weights, padded
 from fiddlex.pipeline import layer_losses
 
 Keys = jax.Array | None  # one for each example; None where nothing is dropped
-SHARING = ("pipe", "tensor")  # axes whose ranks share embedding and head by examples
+Places = Sequence[Place]
 
 
 class Functions:
@@ -33,14 +32,40 @@ class Functions:
 
     Args:
       places: what a tensor rank has of each weight of a layer (`fiddlex.flax.partition`).
+      vocabulary: what a rank of `pipe` × `tensor` has of each weight of `embedding` and of `head`.
       adds_losses: whether a layer returns `(x, loss)`, as in `Model`.
     """
 
-    def __init__(self, parts: dict[str, Part], places: Sequence[Place], *, adds_losses: bool):
+    def __init__(self, parts: dict[str, Part], places: Places, vocabulary: dict[str, Places], *, adds_losses: bool):
         self.parts, self.places, self.plain = parts, places, plain_functions(parts)
-        self.adds_losses = adds_losses
-        self.embed, self.logits = alone(self.plain["embed"]), alone(self.plain["head"])
+        self.vocabulary, self.adds_losses = vocabulary, adds_losses
         self.layer = alone(self.plain["block"], places)
+
+    @property
+    def shares_vocabulary(self) -> bool:
+        return any(place is not None for places in self.vocabulary.values() for place in places)
+
+
+class Outer:
+    """Embedding and head of which ranks share the vocabulary, as functions like `Functions.layer`.
+
+    Args:
+      parts: the modules, made for `rows` rows where the ranks share the vocabulary.
+      rows: size of the vocabulary, padded so that the ranks have equal parts.
+      vocabulary: as in `Functions`.
+    """
+
+    def __init__(self, parts: dict[str, Part], rows: int, vocabulary: dict[str, Places]):
+        plain = plain_functions(parts)
+
+        def logits(weights: Weights, x_BSH: jax.Array, keys_B: Keys) -> jax.Array:
+            logits_BSV = plain["head"](weights, x_BSH, keys_B)
+            missing = rows - logits_BSV.shape[-1]
+            return jnp.pad(logits_BSV, ((0, 0), (0, 0), (0, missing))) if missing else logits_BSV
+
+        self.embed = alone(plain["embed"], vocabulary["embedding"], axes=VOCAB_AXES)
+        both = [*vocabulary["embedding"], *vocabulary["head"]]
+        self.logits = alone(logits, both, axes=VOCAB_AXES, result=Cut(2))  # [B, S, V / ranks]
 
 
 def plain_functions(parts: dict[str, Part]) -> dict[str, Callable[..., Any]]:
@@ -80,43 +105,12 @@ def by_example(call: Callable[[Keys, jax.Array], Any], keys_B: Keys, x_B: jax.Ar
     return (y_B, *(loss_B.mean() for loss_B in losses_B)) if losses_B else y_B
 
 
-class Share(NamedTuple):
-    """The examples of a microbatch that this rank of `SHARING` embeds or scores."""
+class FlaxModel(NextTokenModel):
+    """The `Model` of a family that `fiddlex.flax.family` made."""
 
-    first: jax.Array
-    size: int
-    works: jax.Array  # bool: whether no rank before this one has the same examples
-
-    @classmethod
-    def of(cls, examples: int) -> "Share":
-        rank, parts = lax.axis_index(SHARING), math.gcd(examples, lax.axis_size(SHARING))
-        size = examples // parts
-        return cls(rank % parts * size, size, rank < parts)
-
-    def take(self, x_B: Any) -> Any:
-        """This rank's examples of arrays that are the same on all ranks."""
-
-        def part(x: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(as_varying_over(x, frozenset(SHARING)), self.first, self.size)
-
-        return jax.tree.map(part, x_B)
-
-    def whole(self, y_B: jax.Array, examples: int) -> jax.Array:
-        """The results of all ranks together, the same on each."""
-        y_B = self.once(y_B)
-        whole = jnp.zeros_like(y_B, shape=(examples, *y_B.shape[1:]))
-        return lax.psum(lax.dynamic_update_slice_in_dim(whole, y_B, self.first, 0), SHARING)
-
-    def once(self, y: jax.Array) -> jax.Array:
-        return jnp.where(self.works, y, 0)
-
-
-class FlaxModel(Model):
-    """The `Model` of a family that `fiddlex.flax.family` made; its objective is `lm`."""
-
-    def __init__(self, config: Config, functions: Functions):
+    def __init__(self, config: Config, functions: Functions, outer: Outer):
         super().__init__(config)
-        self._functions, self.adds_losses = functions, functions.adds_losses
+        self._functions, self._outer, self.adds_losses = functions, outer, functions.adds_losses
 
     def init(self, key: jax.Array, layers: Any) -> Weights:
         parts = self._functions.parts
@@ -128,48 +122,30 @@ class FlaxModel(Model):
             return jnp.where((numbers >= 0).reshape(-1, *[1] * (w.ndim - 1)), w, 0)
 
         return {
-            "embedding": parts["embedding"].init(embedding),
+            "embedding": self._padded("embedding", parts["embedding"].init(embedding)),
             "layers": jax.tree.map(real, rows),
-            "head": parts["head"].init(jax.random.fold_in(key, 2)),
+            "head": self._padded("head", parts["head"].init(jax.random.fold_in(key, 2))),
         }
 
+    def _padded(self, part: str, weights: Weights) -> Weights:
+        return jax.tree.map(
+            lambda parameter, w: padded(w, parameter, self._vocab_rows), self.network.parts[part], weights
+        )
+
     def embed(self, weights: Weights, batch: Batch, context: Context) -> jax.Array:
-        tokens_BS = as_rows(batch["tokens"])
-        share = Share.of(len(tokens_BS))
-        again = share.take((tokens_BS, self._keys(context, self.config.num_layers)))
-        like = jnp.zeros((), self.config.dtype)
-        return share.whole(self._functions.embed(weights["embedding"], like, again), len(tokens_BS))
+        again = as_rows(batch["tokens"]), self._keys(context, self.config.num_layers)
+        return self._outer.embed(weights["embedding"], jnp.zeros((), self.config.dtype), again)
 
     def apply_layer(self, layer: Weights, x_BTH: jax.Array, number: jax.Array, context: Context) -> Any:
         return self._functions.layer(layer, x_BTH, self._keys(context, number))
 
-    def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        share = Share.of(len(x_BTH))
-        logits_BSV, targets_BS, weights_BS = self._scored(weights, x_BTH, batch, context, share)
-        return lax.psum(share.once(jnp.sum(_cross_entropy(logits_BSV, targets_BS) * weights_BS)), SHARING)
-
-    def scores(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        share = Share.of(len(x_BTH))
-        logits_BSV, targets_BS, weights_BS = self._scored(weights, x_BTH, batch, context, share)
-        right = jnp.argmax(logits_BSV, axis=-1) == targets_BS
-        return share.whole(sums(_cross_entropy(logits_BSV, targets_BS), weights_BS, right)[:, None], len(x_BTH))
-
-    def _scored(
-        self, weights: Weights, x_BSH: jax.Array, batch: Batch, context: Context, share: Share
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Logits, targets and their weights of this rank's examples."""
-        again = self._keys(context, self.config.num_layers + 1)
-        x_BSH, again, targets, of_targets = share.take((x_BSH, again, batch["targets"], batch["weights"]))
-        return self._functions.logits(weights, x_BSH, again), targets, of_targets
+    def logits(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
+        weights = {name: weights[name] for name in ("embedding", "head")}
+        logits_BSV = self._outer.logits(weights, x_BTH, self._keys(context, self.config.num_layers + 1))
+        return without_padding(logits_BSV.astype(jnp.float32), self.config.vocab_size)
 
     def _keys(self, context: Context, number: jax.Array | int) -> Keys:
         """A key for each example at layer `number`; the embedding and the head come after the layers."""
         if context.dropout is None:
             return None
         return jax.vmap(lambda key: jax.random.fold_in(key, number))(context.dropout.keys_B)
-
-
-def _cross_entropy(logits_BSV: jax.Array, targets_BS: jax.Array) -> jax.Array:
-    logits_BSV = logits_BSV.astype(jnp.float32)
-    target_BS1 = jnp.take_along_axis(logits_BSV, targets_BS[..., None], axis=-1)
-    return jax.nn.logsumexp(logits_BSV, axis=-1) - target_BS1[..., 0]

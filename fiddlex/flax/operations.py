@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jax.extend import core
 
 
@@ -50,6 +51,7 @@ class Rule(NamedTuple):
     wanted: Sequence[Place]  # of each input
     outputs: Sequence[Place]
     params: Mapping[str, Any] = _SAME  # parameters of the operation that differ from those in the trace
+    indexed: bool = False  # whether its second input indexes the first along a dimension of which a rank has a part
 
 
 def whole(equation: core.JaxprEqn) -> Rule:
@@ -76,6 +78,17 @@ def rule_of(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rul
     if name in _RULES:
         return _RULES[name](equation, places, ranks) or whole(equation)
     return whole(equation)
+
+
+def rule_making(equation: core.JaxprEqn, place: Cut) -> Rule | None:
+    """A rule by which an operation makes a part of its result from whole arrays; None where there is none."""
+    if equation.primitive.name == "scatter-add":
+        return _scatter_add(equation, place)
+    if equation.primitive.name == "dot_general":
+        sizes = (len(shape_of(factor)) for factor in equation.invars)
+        rules = (_product(equation, side, Cut(i)) for side, number in enumerate(sizes) for i in range(number))
+        return next((rule for rule in rules if rule.outputs == [place]), None)
+    return None
 
 
 _Rules = Callable[[core.JaxprEqn, Sequence[Place], int], Rule | None]  # None: it takes whole arrays
@@ -245,6 +258,27 @@ def _one_piece(equation: core.JaxprEqn, place: Cut, ranks: int) -> Rule | None:
     return Rule([place], [Cut(place.dimension)], params)
 
 
+def _gather(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
+    """Of rows that are taken from parts of a table: a rank has those of its part among zeros."""
+    del ranks
+    (place, _), numbers = places, equation.params["dimension_numbers"]
+    if not isinstance(place, Cut) or not _is_indexed(place, numbers.start_index_map, numbers.collapsed_slice_dims):
+        return None
+    return Rule([place, None], [SUM], {"mode": lax.GatherScatterMode.FILL_OR_DROP, "fill_value": 0}, indexed=True)
+
+
+def _scatter_add(equation: core.JaxprEqn, place: Cut) -> Rule | None:
+    """Of rows that are added to parts of a table: those of other parts are dropped."""
+    numbers = equation.params["dimension_numbers"]
+    if not _is_indexed(place, numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims):
+        return None
+    return Rule([place, None, None], [place], {"mode": lax.GatherScatterMode.FILL_OR_DROP}, indexed=True)
+
+
+def _is_indexed(place: Cut, indexed: Sequence[int], one_each: Sequence[int]) -> bool:
+    return place.pieces == 1 and tuple(indexed) == (place.dimension,) and place.dimension in one_each
+
+
 def _pad(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
     (place, _), config = places, equation.params["padding_config"]
     if not isinstance(place, Cut):
@@ -281,6 +315,7 @@ _RULES: dict[str, _Rules] = {
     "slice": _sliced("limit_indices"),
     "dynamic_slice": _sliced("slice_sizes"),
     "pad": _pad,
+    "gather": _gather,
     "split": _split,
     "concatenate": _concatenate,
     "sort": _along("dimension"),

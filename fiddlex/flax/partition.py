@@ -8,23 +8,22 @@ the two sums of Megatron-LM (Shoeybi et al., 2019, section 3).
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from fiddlex.flax.operations import ADDING, LINEAR, SUM, Cut, Place, Rule, rule_of, shape_of, stored_whole
+from fiddlex.flax.operations import ADDING, LINEAR, SUM, Cut, Place, Rule, rule_making, rule_of, shape_of, stored_whole
 
 PIECES = (2, 3)  # of fused projections: gate and value; queries, keys and values
 KEPT = "kept"  # in place of a result's place: the one that it has, but no terms
 
 
 class Step(NamedTuple):
-    """How an operation runs."""
+    """How an operation runs by a rule."""
 
     moves: list[tuple[Place, Place]]  # of each input: what the rank has, and what the operation takes
-    outputs: list[Place]
-    params: Mapping[str, Any]  # parameters of the operation that differ from those in the trace
+    rule: Rule
     body: "Plan | None"  # of a scan
 
 
@@ -74,6 +73,8 @@ def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ra
         # A whole array is a term on one rank.
         joins = equation.primitive.name in ADDING and set(given) == {SUM, None} and equation.outvars[0] not in summed
         rule, body = (Rule([SUM, SUM], [SUM]), None) if joins else _rule(equation, given, ranks)
+        if place := asked.get(equation.outvars[0]) if set(given) == {None} else None:
+            rule = rule_making(equation, place) or rule
         moves = [moved(name, place) for name, place in zip(equation.invars, rule.wanted, strict=True)]
         made.update(zip(equation.outvars, rule.outputs, strict=True))
         if equation.primitive.name == "dot_general":
@@ -81,10 +82,11 @@ def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ra
         if body is not None:
             flops += body.flops * equation.params["length"]
             exchanged += body.exchanged * equation.params["length"]
-        return Step(moves, list(rule.outputs), rule.params, body)
+        return Step(moves, rule, body)
 
     others = (equation for equation in jaxpr.eqns if equation.primitive.name not in LINEAR)
     summed = {name for each in others for name in each.invars if not isinstance(name, core.Literal)}
+    asked = _asked_before(jaxpr, wanted)
     steps = [planned(equation) for equation in jaxpr.eqns]
     results = [moved(name, _asked(place, name, made)) for name, place in zip(jaxpr.outvars, wanted, strict=True)]
     return Plan(steps, results, flops, exchanged)
@@ -94,6 +96,18 @@ def _asked(place: Place, name: Any, made: dict[Any, Place]) -> Place:
     if place != KEPT:
         return place
     return None if isinstance(name, core.Literal) or made[name] == SUM else made[name]
+
+
+def _asked_before(jaxpr: core.Jaxpr, wanted: Sequence[Place]) -> dict[Any, Cut]:
+    """Parts that are asked for of results, and of the arrays that only a conversion or a sum parts from these."""
+    pairs = zip(jaxpr.outvars, wanted, strict=True)
+    asked = {name: place for name, place in pairs if isinstance(place, Cut) and not isinstance(name, core.Literal)}
+    for equation in reversed(jaxpr.eqns):
+        place = next(map(asked.get, equation.outvars), None)
+        if place and equation.primitive.name in (*ADDING, "convert_element_type"):
+            names = [name for name in equation.invars if not isinstance(name, core.Literal)]
+            asked |= {name: place for name in names if shape_of(name) == shape_of(equation.outvars[0])}
+    return asked
 
 
 def _flops(equation: core.JaxprEqn) -> float:

@@ -1,4 +1,7 @@
-"""Of which weights of a layer each tensor rank has a part: by rules for logical axes, or as a search finds it."""
+"""Of which weights each rank has a part: of a layer by rules for logical axes, or as a search finds it.
+
+Of embedding and head by the vocabulary: a dimension of its size, as modules that are made for a larger one show.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -75,8 +78,53 @@ def _by_rules(path: Path, shape: Sequence[int], axes: Sequence[Any], rules: Rule
     return Cut(shared[0])
 
 
+def vocabulary_of(parts: dict[str, Part], larger: dict[str, Part], sizes: tuple[int, int]) -> dict[str, list[Place]]:
+    """What a rank has of each weight of `embedding` and `head`: a part of a dimension of the size of the vocabulary.
+
+    Args:
+      parts: the modules.
+      larger: those that are made for a larger vocabulary.
+      sizes: of the two vocabularies.
+
+    All are whole where sizes grow with the vocabulary in another way.
+    """
+    found = {part: _grown(parts[part], larger[part], sizes) for part in ("embedding", "head")}
+    if any(places is None for places in found.values()):
+        return {part: [None] * len(list(flat(_types(parts[part])))) for part in found}
+    return {part: places or [] for part, places in found.items()}
+
+
+def _grown(part: Part, larger: Part, sizes: tuple[int, int]) -> list[Place] | None:
+    before, after = (dict(flat(_types(each))) for each in (part, larger))
+    if before.keys() != after.keys():
+        return None
+    places: list[Place] = []
+    for path, leaf in before.items():
+        if leaf.ndim != after[path].ndim:
+            return None
+        pairs = enumerate(zip(leaf.shape, after[path].shape, strict=True))
+        grown = {i: pair for i, pair in pairs if pair[0] != pair[1]}
+        if len(grown) > 1 or set(grown.values()) - {sizes}:
+            return None
+        places.append(next(map(Cut, grown), None))
+    return places
+
+
+def _types(part: Part) -> Any:
+    return jax.eval_shape(part.init, jax.random.key(0))
+
+
 def warn_of_whole(config: Config, functions: Functions) -> None:
-    """Says which kernels of a layer every tensor rank has whole."""
+    """Says which kernels of a layer every tensor rank has whole, and of a vocabulary that ranks do not share."""
+    if config.mesh.vocab_shards > 1 and not functions.shares_vocabulary:
+        logger.warning(
+            "model.family=%s with mesh.pipe=%d and mesh.tensor=%d: each device has all of embedding and head, and "
+            "computes all logits, since no weight of theirs has a dimension that is config.vocab_size. Let the modules "
+            "take the size of the vocabulary from the config (docs/flax.md).",
+            config.model.family,
+            config.mesh.pipe,
+            config.mesh.tensor,
+        )
     part = functions.parts["layers"]
     leaves = list(flat(jax.eval_shape(part.init, jax.random.key(0))))
     whole = {

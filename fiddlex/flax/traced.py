@@ -16,7 +16,7 @@ from jax.extend import core
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
 from fiddlex.flax.counted import Counted, Sizes, products
-from fiddlex.flax.model import SHARING, Functions, Keys, plain_functions
+from fiddlex.flax.model import Functions, Keys, plain_functions
 from fiddlex.flax.operations import Cut, Place, stored_whole
 from fiddlex.flax.parts import Part
 from fiddlex.models.spec import (
@@ -105,13 +105,13 @@ def describe(config: Config, functions: Functions) -> Network:
     outside = [each for name in ("embed", "head") for each in products(functions.plain[name], *arguments[name])]
     return Network(
         task=task_of(config),
-        embedding=_parameters(parts["embedding"].init, partial=SHARING),
-        layer=_parameters(parts["layers"].init, functions.places),
-        head=_parameters(parts["head"].init, partial=SHARING),
+        embedding=_parameters(parts["embedding"].init, functions.vocabulary["embedding"], "vocab"),
+        layer=_parameters(parts["layers"].init, functions.places, "features"),
+        head=_parameters(parts["head"].init, functions.vocabulary["head"], "vocab"),
         num_layers=model.num_layers,
         hidden=model.hidden_size,
         branches=((_traced(config, functions, arguments["block"][0]),),),
-        scoring=tuple(_scoring(each, config) for each in outside),
+        scoring=tuple(_scoring(each, config, functions) for each in outside),
     )
 
 
@@ -121,18 +121,17 @@ def weight_types(init: Callable[[jax.Array], Weights], dtype: str) -> Weights:
     return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, dtype), shapes)
 
 
-def _parameters(
-    init: Callable[[jax.Array], Weights], places: Sequence[Place] = (), *, partial: tuple[str, ...] = ()
-) -> Parameters:
+def _parameters(init: Callable[[jax.Array], Weights], places: Sequence[Place], axis: str) -> Parameters:
+    """The parameters of a module; `axis` is the logical axis along which ranks have parts."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     number = itertools.count()
 
     def parameter(path: Any, shape: jax.ShapeDtypeStruct) -> Parameter:
         decays = len(shape.shape) > 1 and path[-1].key not in _UNDECAYED
         matrix = Matrix((0,), (1,)) if path[-1].key == "kernel" and len(shape.shape) == 2 else None
-        place = places[next(number)] if places else None
-        axes = tuple("features" if Cut(i) == place else None for i in range(len(shape.shape)))
-        terms = ("tensor",) if stored_whole(place) else partial
+        place = places[next(number)]
+        axes = tuple(axis if Cut(i) == place else None for i in range(len(shape.shape)))
+        terms = ("tensor",) if stored_whole(place) else ()
         return Parameter(shape.shape, axes, decays=decays, matrix=matrix, partial=terms)
 
     return jax.tree_util.tree_map_with_path(parameter, shapes)
@@ -186,12 +185,12 @@ def _as_product(counted: Counted, rows: int) -> Product | InnerProduct:
     return InnerProduct(*counted[:4], is_shared=bool(counted.split))
 
 
-def _scoring(counted: Counted, config: Config) -> Product | InnerProduct:
+def _scoring(counted: Counted, config: Config, functions: Functions) -> Product | InnerProduct:
     found = _as_product(counted, config.model.seq_len)
     if not isinstance(found, Product):
         return found
-    # The ranks share the examples: each has as much work as with a share of the vocabulary.
-    return dataclasses.replace(found, positions="scored", split="vocab" * (found.outputs == config.model.vocab_size))
+    shared = functions.shares_vocabulary and found.outputs == config.model.vocab_size
+    return dataclasses.replace(found, positions="scored", split="vocab" * shared)
 
 
 def _traced(config: Config, functions: Functions, weights: Weights) -> Traced:

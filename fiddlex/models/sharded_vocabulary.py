@@ -33,7 +33,7 @@ def embed_tokens(table_VH: jax.Array, tokens_BS: jax.Array, *, sequence_parallel
 def local_logits(
     x_BSH: jax.Array, table_VH: jax.Array, *, vocab_size: int, bias_V: jax.Array | None = None
 ) -> jax.Array:
-    """Scores this rank's slice of the vocabulary, float32 [B, S, V] for V rows; padding rows score the lowest float.
+    """Scores this rank's slice of the vocabulary, float32 [B, S, V] for V rows, as `without_padding` returns it.
 
     `x_BSH` comes from `enter_tensor_parallel` and is the same on every pipe rank. `vocab_size` is that of the whole
     vocabulary, without padding. `bias_V`, of this rank's rows, is added in float32.
@@ -41,10 +41,14 @@ def local_logits(
     logits_BSV = scores(lax.pcast(x_BSH, "pipe", to="varying"), table_VH)
     if bias_V is not None:
         logits_BSV += bias_V.astype(jnp.float32)
-    if table_VH.shape[0] * lax.axis_size(VOCAB_AXES) == vocab_size:
+    return without_padding(logits_BSV, vocab_size)
+
+
+def without_padding(logits_BSV: jax.Array, vocab_size: int) -> jax.Array:
+    """This rank's slice of the logits, float32; rows that pad the vocabulary score the lowest float."""
+    if logits_BSV.shape[-1] * lax.axis_size(VOCAB_AXES) == vocab_size:
         return logits_BSV
-    rows_V = _first_row(table_VH) + jnp.arange(table_VH.shape[0])
-    return jnp.where(rows_V < vocab_size, logits_BSV, jnp.finfo(jnp.float32).min)
+    return jnp.where(_rows(logits_BSV) < vocab_size, logits_BSV, jnp.finfo(jnp.float32).min)
 
 
 def cross_entropy(logits_BSV: jax.Array, targets_BS: jax.Array) -> jax.Array:

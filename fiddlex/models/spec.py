@@ -35,14 +35,11 @@ class Parameter:
     shape: tuple[int, ...]  # without the rows that pad the vocabulary
     # the logical axis of each dimension (`fiddlex.parallel.axes`), None for a dimension that is never sharded
     axes: LogicalAxes
-    # initial values are normal with mean 0 and this standard deviation; 0: every element starts at `value`
-    std: float = 0.0
+    std: float = 0.0  # of the normal initial values, of mean 0; with 0 every element starts at `value`
     value: float = 0.0
     decays: bool = False  # whether weight decay applies: to matrices and tables, not to biases and the scales of norms
-    # inputs and outputs of a product's kernel; None for any other weight, also for the table of an embedding
-    matrix: Matrix | None = None
-    # mesh axes whose ranks each compute only a part of the gradient, although each has the whole weight
-    partial: tuple[str, ...] = ()
+    matrix: Matrix | None = None  # of a product's kernel; None for any other weight, also for an embedding's table
+    partial: tuple[str, ...] = ()  # mesh axes whose ranks have the whole weight, and each a part of its gradient
 
     @property
     def size(self) -> int:
@@ -139,8 +136,7 @@ class Operation:
 class Norm(Operation):
     """A norm; it saves its input, in the compute dtype, for the backward pass."""
 
-    # 0: the norm of the residual stream; else how many heads it normalises, which tensor parallelism splits
-    heads: int = 0
+    heads: int = 0  # 0: the norm of the residual stream; else of heads that tensor parallelism splits
     head_size: int = 0  # the width of a head
     replicas: int = 1  # the number of tensor ranks that compute the same head
 
@@ -374,6 +370,10 @@ class Network:
     def parts(self) -> Parameters:
         """The parameters under the keys of the weights; `layers` has the parameters of one layer."""
         return {"embedding": self.embedding, "layers": self.layer, "head": self.head}
+
+    def vocab_shards(self, devices: int) -> int:
+        """In how many parts devices share the vocabulary: they do not where modules of Flax do not know its size."""
+        return devices if any("vocab" in each.axes for each in self.outer) else 1
 
     @property
     def outer(self) -> list[Parameter]:

@@ -14,10 +14,7 @@ from flax import nnx
 from experiments.benchmarks.programs import make_program, temporary_bytes
 from fiddlex.config import Config
 from fiddlex.config.families import FAMILIES
-from fiddlex.costs.backend import CPU
-from fiddlex.costs.layer_memory import outside_layers
 from fiddlex.costs.sizes import model_flops, num_parameters
-from fiddlex.costs.work import edge_work
 from fiddlex.errors import ConfigError
 from fiddlex.flax import Loss, family
 from fiddlex.flax.alone import alone
@@ -199,23 +196,6 @@ def test_memory_is_predicted(name: str, schedule: str, recompute: str, config: C
     config.pipeline.schedule, config.pipeline.recompute = schedule, recompute
     program = make_program(config)
     assert temporaries(predicted(program.config)) == pytest.approx(temporary_bytes(program, program.step), rel=0.1)
-
-
-def test_the_ranks_share_the_examples_that_a_head_scores(config: Config) -> None:
-    """Of a microbatch of two sequences, eight ranks have one each, and four compute what one other does."""
-
-    def flops(shards: int) -> float:
-        return sum(each.flops for each in edge_work(config, shards=shards).head.products)
-
-    config.pipeline.num_microbatches = 4
-    assert config.microbatch_size == 2
-    assert flops(8) == flops(2) == pytest.approx(flops(1) / 2, rel=0.01)  # of a rounded number of columns
-    head = outside_layers(config, CPU)
-    config.mesh.pipe = 8
-    assert outside_layers(config, CPU) == head
-    config.model.family = "gpt"
-    assert flops(8) == pytest.approx(flops(1) / 8, rel=0.05)  # of rounded parts of the vocabulary
-    assert outside_layers(config, CPU) < head
 
 
 def test_it_is_planned(config: Config) -> None:

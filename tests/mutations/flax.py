@@ -19,13 +19,6 @@ MUTATIONS = (
         tests=(f"{LOSSES}[sync]",),
     ),
     Mutation(
-        "flax-few-examples-shared-by-all-ranks",
-        "fiddlex/costs/layer_memory.py",
-        old="math.gcd(num_sequences(config), ranks)",
-        new="ranks",
-        tests=("tests/flax/test_family.py::test_the_ranks_share_the_examples_that_a_head_scores",),
-    ),
-    Mutation(
         "flax-loss-sown-in-training-alone-taken",
         "fiddlex/flax/traced.py",
         old="if outside != training:",
@@ -40,11 +33,25 @@ MUTATIONS = (
         tests=(f"{LOSSES}[2bw]",),
     ),
     Mutation(
-        "flax-examples-of-several-ranks-counted-twice",
+        "flax-padding-of-a-vocabulary-scored",
         "fiddlex/flax/model.py",
-        old="return jnp.where(self.works, y, 0)",
-        new="return y",
+        old="return without_padding(logits_BSV.astype(jnp.float32), self.config.vocab_size)",
+        new="return logits_BSV.astype(jnp.float32)",
         tests=(f"{FLAX}[1x4x1-nnx-zb_h1-v1-m8-full-adamw-sync]",),
+    ),
+    Mutation(
+        "flax-rows-of-the-first-rank-looked-up",
+        "fiddlex/flax/alone.py",
+        old="inputs[1] = indices.astype(jnp.int32) - first",
+        new="inputs[1] = indices.astype(jnp.int32)",
+        tests=(f"{SHARED}[table]",),
+    ),
+    Mutation(
+        "flax-gradient-of-a-table-of-whole-rows",
+        PARTITION,
+        old="rule = rule_making(equation, place) or rule",
+        new="rule = rule",
+        tests=("tests/flax/test_vocabulary.py::test_no_device_has_a_whole_table_or_gradient_or_all_logits[nnx]",),
     ),
     Mutation(
         "flax-dropout-alike-in-all-layers",
