@@ -66,8 +66,7 @@ def shape_of(variable: Any) -> Shape:
 def rule_of(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule:
     """The rule of an operation for `ranks` tensor ranks that have its inputs as `places` say."""
     name = equation.primitive.name
-    rounds = name == "convert_element_type" and not jnp.issubdtype(equation.params["new_dtype"], jnp.inexact)
-    if name in LINEAR and {SUM} == set(places) and not rounds:
+    if {SUM} == set(places) and is_linear(equation):
         alone = _RULES[name](equation, [None], ranks) if name in _RULES else None
         return Rule(places, [SUM], alone.params if alone else _SAME)
     places = [None if place == SUM else place for place in places]
@@ -89,6 +88,14 @@ def rule_making(equation: core.JaxprEqn, place: Cut) -> Rule | None:
         rules = (_product(equation, side, Cut(i)) for side, number in enumerate(sizes) for i in range(number))
         return next((rule for rule in rules if rule.outputs == [place]), None)
     return None
+
+
+def is_linear(equation: core.JaxprEqn) -> bool:
+    """Whether an operation takes terms of a sum; it does not if the terms are fewer bytes before it."""
+    if equation.primitive.name != "convert_element_type":
+        return equation.primitive.name in LINEAR
+    before, after = equation.invars[0].aval.dtype, equation.params["new_dtype"]  # type: ignore[attr-defined]
+    return jnp.issubdtype(after, jnp.inexact) and after.itemsize <= before.itemsize
 
 
 _Rules = Callable[[core.JaxprEqn, Sequence[Place], int], Rule | None]  # None: it takes whole arrays

@@ -13,7 +13,18 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from fiddlex.flax.operations import ADDING, LINEAR, SUM, Cut, Place, Rule, rule_making, rule_of, shape_of, stored_whole
+from fiddlex.flax.operations import (
+    ADDING,
+    SUM,
+    Cut,
+    Place,
+    Rule,
+    is_linear,
+    rule_making,
+    rule_of,
+    shape_of,
+    stored_whole,
+)
 
 PIECES = (2, 3)  # of fused projections: gate and value; queries, keys and values
 KEPT = "kept"  # in place of a result's place: the one that it has, but no terms
@@ -84,7 +95,7 @@ def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ra
             exchanged += body.exchanged * equation.params["length"]
         return Step(moves, rule, body)
 
-    others = (equation for equation in jaxpr.eqns if equation.primitive.name not in LINEAR)
+    others = (equation for equation in jaxpr.eqns if not is_linear(equation))
     summed = {name for each in others for name in each.invars if not isinstance(name, core.Literal)}
     asked = _asked_before(jaxpr, wanted)
     steps = [planned(equation) for equation in jaxpr.eqns]

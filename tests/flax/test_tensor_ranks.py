@@ -202,7 +202,8 @@ class PostNorm(modules.Block):
 def of_block(config: ModelConfig, block: Any = modules.Block) -> tuple[Any, list[str], Any]:
     """A trace of the value and gradients of a block, and the names of its weights."""
     graph, params, rest = nnx.split(block(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
-    x = jax.ShapeDtypeStruct((1, config.seq_len, config.hidden_size), jnp.float32)
+    params = jax.tree.map(lambda leaf: leaf.astype(config.dtype), params)
+    x = jax.ShapeDtypeStruct((1, config.seq_len, config.hidden_size), config.dtype)
 
     def step(params: Tree, x: jax.Array, dy: jax.Array) -> Any:
         block = lambda params, x: nnx.merge(graph, params, rest, copy=True)(x)  # noqa: E731
@@ -213,9 +214,12 @@ def of_block(config: ModelConfig, block: Any = modules.Block) -> tuple[Any, list
     return Trace.of(step, params, x, x).closed.jaxpr, names, params
 
 
-@pytest.mark.parametrize(("ranks", "block"), [(2, modules.Block), (4, modules.Block), (4, PostNorm)])
-def test_a_block_without_annotations_is_shared_as_in_megatron(ranks: int, block: Any) -> None:
-    jaxpr, names, _ = of_block(ModelConfig(num_heads=4, hidden_size=32, seq_len=16), block)
+@pytest.mark.parametrize(
+    ("ranks", "block", "dtype"),
+    [(2, modules.Block, "float32"), (4, modules.Block, "bfloat16"), (4, PostNorm, "bfloat16")],
+)
+def test_a_block_without_annotations_is_shared_as_in_megatron(ranks: int, block: Any, dtype: str) -> None:
+    jaxpr, names, _ = of_block(ModelConfig(num_heads=4, hidden_size=32, seq_len=16, dtype=dtype), block)
     places = choose(jaxpr, len(names), ranks, exchange=64.0)
     columns = {f"attention.{name}.kernel": Cut(1) for name in ("query", "key", "value")} | {"up.kernel": Cut(1)}
     biases = {f"attention.{name}.bias": Cut(0) for name in ("query", "key", "value")} | {"up.bias": Cut(0)}
@@ -224,9 +228,14 @@ def test_a_block_without_annotations_is_shared_as_in_megatron(ranks: int, block:
     # Two sums in the forward pass, and two in the backward pass; nothing else is exchanged.
     wanted: list[Place] = [None, *places, None]
     found = plan(jaxpr, [*places, None, None], wanted, ranks)
-    moves = [move for step in found.steps for move in step.moves] + found.results
-    exchanged = {move for move in moves if move[0] not in (move[1], None)}
-    assert exchanged == {(SUM, None)}
+    moves = [
+        (move, name.aval.dtype)
+        for equation, step in zip(jaxpr.eqns, found.steps, strict=True)
+        for name, move in zip(equation.invars, step.moves, strict=True)
+    ]
+    exchanged = {move for move in moves if move[0][0] not in (move[0][1], None)}
+    assert exchanged == {((SUM, None), jnp.dtype(dtype))}  # before a norm computes in float32
+    assert {move for move in found.results if move[0] not in (move[1], None)} <= {(SUM, None)}
     assert found.exchanged == 4 * 2 * 16 * 32
 
 

@@ -4,7 +4,7 @@ from tests.mutations.mutation import Mutation
 
 FLAX = "tests/flax/test_family.py::test_every_layout_trains_as_plain_flax_does"
 SHARED = "tests/flax/test_tensor_ranks.py::test_ranks_together_compute_what_one_device_does"
-CHOSEN = "tests/flax/test_tensor_ranks.py::test_a_block_without_annotations_is_shared_as_in_megatron[2-Block]"
+CHOSEN = "tests/flax/test_tensor_ranks.py::test_a_block_without_annotations_is_shared_as_in_megatron[2-Block-float32]"
 OPERATIONS, PARTITION = "fiddlex/flax/operations.py", "fiddlex/flax/partition.py"
 MODELS, TREES = "tests/flax/test_models.py", "tests/train/run/transfer/test_trees.py"
 
@@ -108,6 +108,13 @@ MUTATIONS = (
         old="if any(place == SUM and name in summed for",
         new="if any(False and name in summed for",
         tests=(CHOSEN,),
+    ),
+    Mutation(
+        "flax-sums-of-wider-terms",
+        OPERATIONS,
+        old="after.itemsize <= before.itemsize",
+        new="after.itemsize",
+        tests=(CHOSEN.replace("2-Block-float32", "4-Block-bfloat16"),),
     ),
     Mutation(
         "flax-weights-chosen-one-by-one",
