@@ -78,17 +78,11 @@ def family(
         model, tensor = tuple(vars(config.model).values()), config.mesh.tensor
 
         def make() -> _Made:
-            parts, adds_losses = once(model, lambda: _parts(config, embed, block, head))
-            functions = Functions(
-                parts, places_of(config, parts, rules), once((*model, "rows"), rows), adds_losses=adds_losses
-            )
+            parts, vocabulary, adds_losses = once(model, lambda: _parts(config, embed, block, head))
+            functions = Functions(parts, places_of(config, parts, rules), vocabulary, adds_losses=adds_losses)
             return _Made(functions, describe(config, functions))
 
-        def rows() -> dict[str, list[Place]]:
-            size = config.model.vocab_size
-            return vocabulary_of(kept[model][0], _outer_parts(config, 2 * size, embed, head), (size, 2 * size))
-
-        found: _Made = once((*model, tensor), make)
+        found: _Made = once((model, tensor), make)
         return found
 
     def outer(config: Config, functions: Functions) -> Outer:
@@ -117,11 +111,15 @@ def family(
     return Family(("lm",), network, model, fields=tuple(fields), dropout=True, attends=False)
 
 
-def _parts(config: Config, *made: Callable[..., Any]) -> tuple[dict[str, Part], bool]:
-    """The three modules, and whether the block adds a loss."""
-    block = make_part("block", made[1], config.model, call_types(config, num_sequences=1).activations)
-    parts = {"layers": block} | _outer_parts(config, config.model.vocab_size, made[0], made[2])
-    return parts, check(config, parts)
+def _parts(config: Config, *made: Callable[..., Any]) -> tuple[dict[str, Part], dict[str, list[Place]], bool]:
+    """The three modules, what a rank has of the weights of embedding and head, and whether the block adds a loss."""
+    embed, block, head = made
+    size = config.model.vocab_size
+    parts = _outer_parts(config, size, embed, head)
+    parts["layers"] = make_part("block", block, config.model, call_types(config, num_sequences=1).activations)
+    adds_losses = check(config, parts)
+    larger = _outer_parts(config, 2 * size, embed, head)
+    return parts, vocabulary_of(parts, larger, (size, 2 * size)), adds_losses
 
 
 def _outer_parts(config: Config, vocab_size: int, *made: Callable[..., Any]) -> dict[str, Part]:
