@@ -260,8 +260,8 @@ MUTATIONS = (
     Mutation(
         "padded-vocabulary-rows-scored",
         SHARDED,
-        old="jnp.where(rows_V < vocab_size, logits_BSV,",
-        new="jnp.where(rows_V <= vocab_size, logits_BSV,",
+        old="jnp.where(_rows(logits_BSV) < vocab_size, logits_BSV,",
+        new="jnp.where(_rows(logits_BSV) <= vocab_size, logits_BSV,",
         tests=(VOCABULARY,),
     ),
     Mutation(
