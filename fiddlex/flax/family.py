@@ -16,10 +16,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fiddlex.config import Config
+from fiddlex.config import Config, ModelConfig
 from fiddlex.config.families import Family
 from fiddlex.errors import ConfigError
-from fiddlex.flax.model import FlaxModel, Functions, Outer
+from fiddlex.flax.model import FlaxModel, Functions
 from fiddlex.flax.operations import Place
 from fiddlex.flax.parts import Part, make_part
 from fiddlex.flax.places import Rules, places_of, vocabulary_of, warn_of_whole
@@ -76,24 +76,15 @@ def family(
 
     def made(config: Config) -> _Made:
         model, tensor = tuple(vars(config.model).values()), config.mesh.tensor
+        has_equal_parts = config.padded_vocab_size == config.model.vocab_size
 
         def make() -> _Made:
-            parts, vocabulary, adds_losses = once(model, lambda: _parts(config, embed, block, head))
+            parts, grown, adds_losses = once(model, lambda: _parts(config, embed, block, head))
+            vocabulary = grown if has_equal_parts else {part: [None] * len(places) for part, places in grown.items()}
             functions = Functions(parts, places_of(config, parts, rules), vocabulary, adds_losses=adds_losses)
             return _Made(functions, describe(config, functions))
 
-        found: _Made = once((model, tensor), make)
-        return found
-
-    def outer(config: Config, functions: Functions) -> Outer:
-        rows, parts = config.padded_vocab_size, functions.parts
-
-        def make() -> Outer:
-            pads = rows != config.model.vocab_size and functions.shares_vocabulary
-            padded = _outer_parts(config, rows, embed, head) if pads else {}
-            return Outer(parts | padded, rows, functions.vocabulary)
-
-        found: Outer = once((functions, rows), make)
+        found: _Made = once((model, tensor, has_equal_parts), make)
         return found
 
     def network(config: Config) -> Network:
@@ -104,7 +95,7 @@ def family(
         if functions not in told:
             told.add(functions)
             warn_of_whole(config, functions)
-        return FlaxModel(config, functions, outer(config, functions))
+        return FlaxModel(config, functions)
 
     # An error of the modules names their file (`fiddlex.models.registry.errors_of_family`).
     network.__wrapped__ = model.__wrapped__ = block  # type: ignore[attr-defined]
@@ -112,18 +103,21 @@ def family(
 
 
 def _parts(config: Config, *made: Callable[..., Any]) -> tuple[dict[str, Part], dict[str, list[Place]], bool]:
-    """The three modules, what a rank has of the weights of embedding and head, and whether the block adds a loss."""
+    """The three modules, which weights of embedding and head grow with the vocabulary, and if the block adds a loss."""
     embed, block, head = made
-    size = config.model.vocab_size
-    parts = _outer_parts(config, size, embed, head)
+    parts = _outer_parts(config, config.model, embed, head)
     parts["layers"] = make_part("block", block, config.model, call_types(config, num_sequences=1).activations)
     adds_losses = check(config, parts)
-    larger = _outer_parts(config, 2 * size, embed, head)
-    return parts, vocabulary_of(parts, larger, (size, 2 * size)), adds_losses
+    larger = dataclasses.replace(config.model, vocab_size=2 * config.model.vocab_size)
+    try:
+        grown = _outer_parts(config, larger, embed, head)
+    except Exception:  # of modules that are made for one vocabulary alone
+        grown = parts
+    return parts, vocabulary_of(parts, grown, (config.model.vocab_size, larger.vocab_size)), adds_losses
 
 
-def _outer_parts(config: Config, vocab_size: int, *made: Callable[..., Any]) -> dict[str, Part]:
-    """Embedding and head for a vocabulary."""
-    model, shapes = dataclasses.replace(config.model, vocab_size=vocab_size), call_types(config, num_sequences=1)
+def _outer_parts(config: Config, model: ModelConfig, *made: Callable[..., Any]) -> dict[str, Part]:
+    """Embedding and head as a config's sections `model` say."""
+    shapes = call_types(config, num_sequences=1)
     embed = make_part("embed", made[0], model, shapes.tokens)
     return {"embedding": embed, "head": make_part("head", made[1], model, shapes.activations, embed)}

@@ -1,8 +1,8 @@
 """A model made of three Flax modules, as the pipeline calls it.
 
 The ranks of `pipe` × `tensor` share the vocabulary, as in fiddlex's own families (`fiddlex.models.sharded_vocabulary`):
-of a weight of embedding or head that has a dimension of the size of the vocabulary, a rank has a part along it. A
-vocabulary that has no equal parts is padded: the modules that run are those of a config with a larger one.
+of a weight of embedding or head that has a dimension of the size of the vocabulary, a rank has a part along it. Where
+the vocabulary has no equal parts, or modules hide it, each rank has these weights whole and computes all logits.
 """
 
 import functools
@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fiddlex.config import Config
 from fiddlex.flax.alone import alone
@@ -20,7 +21,8 @@ from fiddlex.models.context import Context
 from fiddlex.models.decoder import NextTokenModel
 from fiddlex.models.model import Batch, as_rows
 from fiddlex.models.sharded_vocabulary import VOCAB_AXES, without_padding
-from fiddlex.models.weights import Weights, padded
+from fiddlex.models.weights import Weights
+from fiddlex.parallel.collectives import as_varying_over
 from fiddlex.pipeline import layer_losses
 
 Keys = jax.Array | None  # one for each example; None where nothing is dropped
@@ -39,33 +41,13 @@ class Functions:
     def __init__(self, parts: dict[str, Part], places: Places, vocabulary: dict[str, Places], *, adds_losses: bool):
         self.parts, self.places, self.plain = parts, places, plain_functions(parts)
         self.vocabulary, self.adds_losses = vocabulary, adds_losses
+        outer = [*vocabulary["embedding"], *vocabulary["head"]]
+        self.shares_vocabulary = any(place is not None for place in outer)
+        self.embed = alone(self.plain["embed"], vocabulary["embedding"], axes=VOCAB_AXES)
+        # [B, S, V / ranks] where the ranks share the vocabulary, else [B, S, V]
+        result = Cut(2) if self.shares_vocabulary else None
+        self.logits = alone(self.plain["head"], outer, axes=VOCAB_AXES, result=result)
         self.layer = alone(self.plain["block"], places)
-
-    @property
-    def shares_vocabulary(self) -> bool:
-        return any(place is not None for places in self.vocabulary.values() for place in places)
-
-
-class Outer:
-    """Embedding and head of which ranks share the vocabulary, as functions like `Functions.layer`.
-
-    Args:
-      parts: the modules, made for `rows` rows where the ranks share the vocabulary.
-      rows: size of the vocabulary, padded so that the ranks have equal parts.
-      vocabulary: as in `Functions`.
-    """
-
-    def __init__(self, parts: dict[str, Part], rows: int, vocabulary: dict[str, Places]):
-        plain = plain_functions(parts)
-
-        def logits(weights: Weights, x_BSH: jax.Array, keys_B: Keys) -> jax.Array:
-            logits_BSV = plain["head"](weights, x_BSH, keys_B)
-            missing = rows - logits_BSV.shape[-1]
-            return jnp.pad(logits_BSV, ((0, 0), (0, 0), (0, missing))) if missing else logits_BSV
-
-        self.embed = alone(plain["embed"], vocabulary["embedding"], axes=VOCAB_AXES)
-        both = [*vocabulary["embedding"], *vocabulary["head"]]
-        self.logits = alone(logits, both, axes=VOCAB_AXES, result=Cut(2))  # [B, S, V / ranks]
 
 
 def plain_functions(parts: dict[str, Part]) -> dict[str, Callable[..., Any]]:
@@ -108,9 +90,9 @@ def by_example(call: Callable[[Keys, jax.Array], Any], keys_B: Keys, x_B: jax.Ar
 class FlaxModel(NextTokenModel):
     """The `Model` of a family that `fiddlex.flax.family` made."""
 
-    def __init__(self, config: Config, functions: Functions, outer: Outer):
+    def __init__(self, config: Config, functions: Functions):
         super().__init__(config)
-        self._functions, self._outer, self.adds_losses = functions, outer, functions.adds_losses
+        self._functions, self.adds_losses = functions, functions.adds_losses
 
     def init(self, key: jax.Array, layers: Any) -> Weights:
         parts = self._functions.parts
@@ -122,27 +104,31 @@ class FlaxModel(NextTokenModel):
             return jnp.where((numbers >= 0).reshape(-1, *[1] * (w.ndim - 1)), w, 0)
 
         return {
-            "embedding": self._padded("embedding", parts["embedding"].init(embedding)),
+            "embedding": parts["embedding"].init(embedding),
             "layers": jax.tree.map(real, rows),
-            "head": self._padded("head", parts["head"].init(jax.random.fold_in(key, 2))),
+            "head": parts["head"].init(jax.random.fold_in(key, 2)),
         }
-
-    def _padded(self, part: str, weights: Weights) -> Weights:
-        return jax.tree.map(
-            lambda parameter, w: padded(w, parameter, self._vocab_rows), self.network.parts[part], weights
-        )
 
     def embed(self, weights: Weights, batch: Batch, context: Context) -> jax.Array:
         again = as_rows(batch["tokens"]), self._keys(context, self.config.num_layers)
-        return self._outer.embed(weights["embedding"], jnp.zeros((), self.config.dtype), again)
+        return self._functions.embed(weights["embedding"], jnp.zeros((), self.config.dtype), again)
 
     def apply_layer(self, layer: Weights, x_BTH: jax.Array, number: jax.Array, context: Context) -> Any:
         return self._functions.layer(layer, x_BTH, self._keys(context, number))
 
     def logits(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
         weights = {name: weights[name] for name in ("embedding", "head")}
-        logits_BSV = self._outer.logits(weights, x_BTH, self._keys(context, self.config.num_layers + 1))
-        return without_padding(logits_BSV.astype(jnp.float32), self.config.vocab_size)
+        logits_BSV = self._functions.logits(weights, x_BTH, self._keys(context, self.config.num_layers + 1))
+        logits_BSV = logits_BSV.astype(jnp.float32)
+        return logits_BSV if self._functions.shares_vocabulary else self._own(logits_BSV)
+
+    def _own(self, logits_BSV: jax.Array) -> jax.Array:
+        """This rank's slice of logits that every rank has."""
+        size = self._vocab_rows // lax.axis_size(VOCAB_AXES)
+        logits_BSV = jnp.pad(logits_BSV, ((0, 0), (0, 0), (0, self._vocab_rows - logits_BSV.shape[-1])))
+        logits_BSV = as_varying_over(logits_BSV, frozenset(VOCAB_AXES))
+        logits_BSV = lax.dynamic_slice_in_dim(logits_BSV, lax.axis_index(VOCAB_AXES) * size, size, axis=2)
+        return without_padding(logits_BSV, self.config.vocab_size)
 
     def _keys(self, context: Context, number: jax.Array | int) -> Keys:
         """A key for each example at layer `number`; the embedding and the head come after the layers."""

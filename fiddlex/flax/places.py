@@ -117,13 +117,17 @@ def _types(part: Part) -> Any:
 def warn_of_whole(config: Config, functions: Functions) -> None:
     """Says which kernels of a layer every tensor rank has whole, and of a vocabulary that ranks do not share."""
     if config.mesh.vocab_shards > 1 and not functions.shares_vocabulary:
+        size, padded = config.model.vocab_size, config.padded_vocab_size
         logger.warning(
             "model.family=%s with mesh.pipe=%d and mesh.tensor=%d: each device has all of embedding and head, and "
-            "computes all logits, since no weight of theirs has a dimension that is config.vocab_size. Let the modules "
-            "take the size of the vocabulary from the config (docs/flax.md).",
+            "computes all logits, since %s (docs/flax.md).",
             config.model.family,
             config.mesh.pipe,
             config.mesh.tensor,
+            f"model.vocab_size={size} has no equal parts for them; model.vocab_size={padded} has, and its further "
+            "tokens never occur"
+            if padded != size
+            else "no weight of theirs has a dimension that is config.vocab_size: let the modules take it from there",
         )
     part = functions.parts["layers"]
     leaves = list(flat(jax.eval_shape(part.init, jax.random.key(0))))

@@ -112,6 +112,7 @@ def describe(config: Config, functions: Functions) -> Network:
         hidden=model.hidden_size,
         branches=((_traced(config, functions, arguments["block"][0]),),),
         scoring=tuple(_scoring(each, config, functions) for each in outside),
+        pads=False,
     )
 
 

@@ -33,8 +33,7 @@ class Parameter:
     """One weight; a weight of the layers is described for a single layer."""
 
     shape: tuple[int, ...]  # without the rows that pad the vocabulary
-    # the logical axis of each dimension (`fiddlex.parallel.axes`), None for a dimension that is never sharded
-    axes: LogicalAxes
+    axes: LogicalAxes  # of each dimension (`fiddlex.parallel.axes`); None for one that is never sharded
     std: float = 0.0  # of the normal initial values, of mean 0; with 0 every element starts at `value`
     value: float = 0.0
     decays: bool = False  # whether weight decay applies: to matrices and tables, not to biases and the scales of norms
@@ -158,8 +157,7 @@ class Product(Operation):
     outputs: int  # the number of the kernel's columns
     # what tensor parallelism shards: "outputs", "inputs", in a head "vocab" (over `pipe` × `tensor`); "": nothing
     split: str = ""
-    # in a head: "scored" (`Task.num_scored`) or "first", of each sequence; "", in a layer: every position
-    positions: str = ""
+    positions: str = ""  # in a head: "scored" (`Task.num_scored`) or "first", of a sequence; in a layer "": every one
     shares_input: bool = False  # whether the product takes the same input as the product before it, which has saved it
     replicas: int = 1  # with the split "outputs": the number of tensor ranks that compute the same outputs
     # in a layer: the part of `pipeline.recompute` ("norms", "gelu") that makes the input again; "": it is always saved
@@ -365,6 +363,7 @@ class Network:
     hidden: int  # the width of the residual stream
     branches: tuple[Branch, ...]  # of a layer, in the order in which the layer computes them
     scoring: tuple[Product | InnerProduct, ...]  # the matrix products of the head
+    pads: bool = True  # whether rows pad a vocabulary that devices do not divide; otherwise each has it whole
 
     @property
     def parts(self) -> Parameters:
@@ -372,8 +371,9 @@ class Network:
         return {"embedding": self.embedding, "layers": self.layer, "head": self.head}
 
     def vocab_shards(self, devices: int) -> int:
-        """In how many parts devices share the vocabulary: they do not where modules of Flax do not know its size."""
-        return devices if any("vocab" in each.axes for each in self.outer) else 1
+        """In how many parts devices share the vocabulary: 1 where each has it whole, as some modules of Flax do."""
+        sizes = [each.shape[each.axes.index("vocab")] for each in self.outer if "vocab" in each.axes]
+        return devices if sizes and (self.pads or max(sizes) % devices == 0) else 1
 
     @property
     def outer(self) -> list[Parameter]:

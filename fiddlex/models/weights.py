@@ -24,18 +24,13 @@ def initial_weights(parameters: Parameters, key: jax.Array, *, vocab_rows: int) 
         if parameter.std:
             drawn = jax.random.normal(jax.random.fold_in(key, next(numbers)), parameter.shape, jnp.float32)
             values = parameter.std * drawn
-        return padded(values, parameter, vocab_rows)
+        padded = zip(parameter.shape, parameter.padded(vocab_rows), strict=True)
+        return jnp.pad(values, [(0, after - before) for before, after in padded])
 
     def made(parameters: Parameters) -> Weights:
         return {name: make(each) if isinstance(each, Parameter) else made(each) for name, each in parameters.items()}
 
     return made(parameters)
-
-
-def padded(weight: jax.Array, parameter: Parameter, vocab_rows: int) -> jax.Array:
-    """A weight with rows of zeros that pad the vocabulary to `vocab_rows`."""
-    sizes = zip(parameter.shape, parameter.padded(vocab_rows), strict=True)
-    return jnp.pad(weight, [(0, after - before) for before, after in sizes])
 
 
 def logical_axes(parameters: Parameters, *, before: LogicalAxes = ()) -> Weights:

@@ -8,6 +8,7 @@ CHOSEN = "tests/flax/test_tensor_ranks.py::test_a_block_without_annotations_is_s
 OPERATIONS, PARTITION = "fiddlex/flax/operations.py", "fiddlex/flax/partition.py"
 MODELS, TREES = "tests/flax/test_models.py", "tests/train/run/transfer/test_trees.py"
 
+WHOLE = "tests/flax/test_vocabulary.py::test_a_vocabulary_is_shared_or_whole_and_losses_are_those_of_one_device"
 LOSSES = "tests/models/test_new_family.py::test_losses_of_layers_are_added"
 
 MUTATIONS = (
@@ -35,9 +36,16 @@ MUTATIONS = (
     Mutation(
         "flax-padding-of-a-vocabulary-scored",
         "fiddlex/flax/model.py",
-        old="return without_padding(logits_BSV.astype(jnp.float32), self.config.vocab_size)",
-        new="return logits_BSV.astype(jnp.float32)",
-        tests=(f"{FLAX}[1x4x1-nnx-zb_h1-v1-m8-full-adamw-sync]",),
+        old="return without_padding(logits_BSV, self.config.vocab_size)",
+        new="return logits_BSV",
+        tests=(f"{WHOLE}[257]",),
+    ),
+    Mutation(
+        "flax-vocabulary-without-equal-parts-shared",
+        "fiddlex/flax/family.py",
+        old="grown if has_equal_parts else",
+        new="grown if True else",
+        tests=(f"{WHOLE}[counted, 257]",),
     ),
     Mutation(
         "flax-rows-of-the-first-rank-looked-up",

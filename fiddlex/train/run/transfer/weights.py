@@ -40,7 +40,7 @@ def whole(weights: Weights, model: Model, layout: WeightLayout) -> Weights:
     def unpadded(axes: tuple[str | None, ...], w: np.ndarray) -> np.ndarray:
         if axes[0] == "layers":
             return w[rows]
-        return w[tuple(slice(model.config.vocab_size if axis == "vocab" else None) for axis in axes)]
+        return w[: model.config.vocab_size] if axes[0] == "vocab" else w
 
     return jax.tree.map(unpadded, model.axes(), host, is_leaf=lambda x: isinstance(x, tuple))
 
@@ -52,7 +52,7 @@ def placed(host: Weights, model: Model, layout: WeightLayout, mesh: Mesh) -> Wei
     def padded(axes: tuple[str | None, ...], w: np.ndarray, like: jax.ShapeDtypeStruct) -> np.ndarray:
         if axes[0] == "layers":
             return np.where((layers != PADDING).reshape(-1, *[1] * (w.ndim - 1)), w[np.maximum(layers, 0)], 0)
-        return np.pad(w, [(0, size - given) for size, given in zip(like.shape, w.shape, strict=True)])
+        return np.pad(w, [(0, like.shape[0] - len(w)), *[(0, 0)] * (w.ndim - 1)])
 
     arrays = jax.tree.map(padded, model.axes(), host, layout.shapes, is_leaf=lambda x: isinstance(x, tuple))
     placed: Weights = on_devices(arrays, layout.master_shardings(mesh))
