@@ -100,15 +100,17 @@ def branching(w: Tree, x: jax.Array) -> jax.Array:
 
 
 def looked_up(w: Tree, x: jax.Array) -> jax.Array:
-    """Rows of a table by their number and by a product, and scores of all rows, whose exponentials are added up."""
+    """Rows of a table by their number and by a product, and the softmax of the scores of all rows."""
     ids = jnp.abs(10 * x[..., 0]).astype(jnp.int32) % 32
     y = (
         x
         + jnp.take(w["table"], ids, axis=0)
         + jax.nn.one_hot(31 - ids, 32) @ w["table"]
         + w["table"].astype(x.dtype)[ids]
+        + w["table"].at[ids + 16].get(mode="clip")
+        + w["table"].at[ids + 8].get(mode="fill", fill_value=0.5)
     )
-    return y * jnp.sum(jnp.exp(y @ w["table"].T + w["bias"]), axis=-1, keepdims=True)
+    return y * jax.nn.softmax(y @ w["table"].T + w["bias"])[..., :16]
 
 
 def joined(w: Tree, x: jax.Array) -> jax.Array:

@@ -55,6 +55,13 @@ MUTATIONS = (
         tests=(f"{SHARED}[table]",),
     ),
     Mutation(
+        "flax-clipped-rows-dropped",
+        OPERATIONS,
+        old='if equation.params["mode"] == lax.GatherScatterMode.CLIP:',
+        new="if False:",
+        tests=(f"{SHARED}[table]",),
+    ),
+    Mutation(
         "flax-gradient-of-a-table-of-whole-rows",
         PARTITION,
         old="rule = rule_making(equation, place) or rule",
