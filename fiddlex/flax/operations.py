@@ -269,7 +269,8 @@ def _gather(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rul
     """Of rows that are taken from parts of a table: a rank has those of its part among zeros."""
     del ranks
     (place, _), numbers = places, equation.params["dimension_numbers"]
-    if not isinstance(place, Cut) or equation.params["fill_value"]:
+    fills = equation.params["fill_value"]  # the row of a number beyond the table; NaN by default
+    if not isinstance(place, Cut) or (fills is not None and not math.isnan(fills)):
         return None
     if not _is_indexed(equation, place, numbers.start_index_map, numbers.collapsed_slice_dims):
         return None
