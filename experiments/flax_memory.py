@@ -60,6 +60,18 @@ CASES = {  # a topology, and changes to the config
         "tpu:v5e:2x4",
         "mesh.data=1 mesh.pipe=4 mesh.tensor=2 pipeline.num_microbatches=8 model.vocab_size=50304",
     ),
+    "tensor=4, sequence parallel": (
+        "tpu:v5e:2x4",
+        "mesh.data=1 mesh.pipe=2 mesh.tensor=4 mesh.sequence_parallel=true pipeline.num_microbatches=8",
+    ),
+    "H100, tensor=2, sequence parallel": (
+        "gpu:h100:1x4",
+        "mesh.data=1 mesh.pipe=2 mesh.tensor=2 mesh.sequence_parallel=true pipeline.num_microbatches=4",
+    ),
+    "H100, tensor=4, sequence parallel": (
+        "gpu:h100:1x4",
+        "mesh.data=1 mesh.pipe=1 mesh.tensor=4 mesh.sequence_parallel=true pipeline.num_microbatches=4",
+    ),
     "tensor=2, v5p": ("tpu:v5p:2x2x2", "mesh.data=2 mesh.pipe=2 mesh.tensor=2 pipeline.num_microbatches=4"),
 }
 

@@ -118,6 +118,7 @@ class Config(Checked, prefix="config."):
             )
         _check_parts(self)
         _check_layers("mesh.sequence_parallel", mesh.sequence_parallel, model.family, "take a part of the sequence")
+        _check_layers("mesh.collective_matmul", mesh.collective_matmul, model.family, "run products in pieces")
         _check_layers("model.dropout", model.dropout, model.family, "drop anything")
         if mesh.sequence_parallel:
             rules.divides(

@@ -39,6 +39,7 @@ class Family:
     fields: tuple[str, ...] = ()
     # whether a layer is exact on a part of the sequence (`mesh.sequence_parallel`), as with `fiddlex.models.layers`
     sequence_parallel: bool = False
+    collective_matmul: bool = True  # whether such a layer's products run in pieces (`mesh.collective_matmul`)
     # whether a layer attends by `fiddlex.models.attention.attend`: only then it runs in flash kernels, makes parts of
     # attention again (`pipeline.recompute`), and keeps keys and values to generate text
     attends: bool = True

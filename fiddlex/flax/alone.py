@@ -8,7 +8,8 @@ must hold no collectives.
 
 The ranks of some mesh axes, `tensor` or for a vocabulary `pipe` and `tensor`, may each have a part of a weight: then
 the operations run as `fiddlex.flax.partition` plans them. An array varies over these axes exactly where a rank has not
-the whole of it, so jax's check of varying axes checks the plan.
+the whole of it, so jax's check of varying axes checks the plan. With sequence parallelism a rank has a part of the
+input of a layer too. Then all arrays vary, and gradients of whole weights are terms that ranks add up once per batch.
 """
 
 import dataclasses
@@ -49,16 +50,19 @@ def alone(
     places: Sequence[Place] = (),
     *,
     axes: tuple[str, ...] = ("tensor",),
+    given: Place = None,
     result: Place = None,
 ) -> Callable[[Tree, jax.Array, Tree], Tree]:
     """`function(weights, x, again)` of arrays on the devices of a mesh.
 
     Args:
       function: must not close over traced values; `again` is not differentiated.
-      places: what a rank has of each weight; none: the whole. Of `x` and `again` it has the whole.
+      places: what a rank has of each weight; none: the whole. Of `again` it has the whole.
       axes: those of the mesh whose ranks have parts.
-      result: what a rank is to have of each result.
+      given: what a rank has of `x`. If that is a part, a gradient of a whole weight is a term.
+      result: what a rank is to have of the first result; of others it is to have the whole.
     """
+    terms = given is not None
 
     def parts(weights: Tree) -> Tree:
         leaves, structure = jax.tree.flatten(weights)
@@ -71,23 +75,27 @@ def alone(
     def of(leaves: list[Any]) -> Sequence[Place]:
         return places or [None] * len(leaves)
 
-    value = _Inlined(function, lambda results: [result] * results.num_leaves, axes)
+    def results(structure: Any) -> list[Place]:
+        return [result, *[None] * (structure.num_leaves - 1)]
+
+    value = _Inlined(function, results, axes, terms=terms)
     derivative = _Inlined(
-        functools.partial(_with_vjp, function), lambda results: [result] * results.children()[0].num_leaves, axes
+        functools.partial(_with_vjp, function), lambda made: results(made.children()[0]), axes, terms=terms
     )
-    gradients = [*map(of_gradient, places), None] if places else []
-    pulled = _Inlined(_pull, lambda results: gradients, axes)
+    gradients = [*(of_gradient(place, terms=terms) for place in places), given] if places else []
+    pulled = _Inlined(_pull, lambda made: gradients, axes, terms=terms)
 
     @jax.custom_vjp
     def evaluated(weights: Tree, x: jax.Array, again: Tree) -> Tree:
-        return value(parts(weights), x, again)
+        return value(parts(weights), _as_part(x, given), again)
 
     def forward(weights: Tree, x: jax.Array, again: Tree) -> tuple[Tree, Tree]:
-        made: tuple[Tree, Tree] = derivative(parts(weights), x, again)
+        made: tuple[Tree, Tree] = derivative(parts(weights), _as_part(x, given), again)
         return made
 
     def backward(vjp: Tree, dy: Tree) -> tuple[Tree, Tree, None]:
-        dweights, dx = pulled(vjp, jax.tree.map(lambda each: _as_part(each, result), dy))
+        leaves, structure = jax.tree.flatten(dy)
+        dweights, dx = pulled(vjp, jax.tree.unflatten(structure, map(_as_part, leaves, results(structure))))
         return dweights, dx, None
 
     evaluated.defvjp(forward, backward)
@@ -99,8 +107,8 @@ def alone(
         weights, x = jax.tree.map(lambda leaf: as_varying_over(leaf, varying), (weights, x))
         # Of these each rank computes a term of the gradient.
         leaves, structure = jax.tree.flatten(weights)
-        terms = [varying.union(axes) if stored_whole(place) else varying for place in of(leaves)]
-        return evaluated(jax.tree.unflatten(structure, map(as_varying_over, leaves, terms)), x, again)
+        wider = [varying.union(axes) if terms or stored_whole(place) else varying for place in of(leaves)]
+        return evaluated(jax.tree.unflatten(structure, map(as_varying_over, leaves, wider)), x, again)
 
     return called
 
@@ -147,10 +155,18 @@ class _Inlined:
       wanted: what a rank is to have of the first results, from their structure; it has parts of the others, or the
         whole.
       axes: those whose ranks have parts.
+      terms: whether the gradient of a whole array is a term: then whole arrays vary over `axes` too.
     """
 
-    def __init__(self, function: Callable[..., Tree], wanted: Callable[[Any], Sequence[Place]], axes: tuple[str, ...]):
-        self._function, self._wanted, self._axes = function, wanted, axes
+    def __init__(
+        self,
+        function: Callable[..., Tree],
+        wanted: Callable[[Any], Sequence[Place]],
+        axes: tuple[str, ...],
+        *,
+        terms: bool,
+    ):
+        self._function, self._wanted, self._axes, self._terms = function, wanted, axes, terms
         self._traces: dict[Any, tuple[Trace, Plan]] = {}
 
     def __call__(self, *args: Tree) -> Tree:
@@ -167,9 +183,15 @@ class _Inlined:
             wanted = [*wanted, *[KEPT] * (len(trace.jaxpr.outvars) - len(wanted))]
             self._traces[key] = trace, plan(trace.jaxpr, places, wanted, ranks)
         trace, planned = self._traces[key]
-        whole = frozenset[str]().union(*map(axes_of, arrays)) - (set(self._axes) if in_parts else set())
+        whole = frozenset[str]().union(*map(axes_of, arrays))
+        whole = whole.union(self._axes) if self._terms else whole - (set(self._axes) if in_parts else set())
         results = _run(trace.closed, arrays, _Axes(whole, self._axes), planned)
         asked = len(self._wanted(trace.results))
+        if self._terms:  # for jax's check, ranks agree on what each of them has
+            results = [
+                lax.pmax(x, self._axes) if i < asked and place is None else x
+                for i, (x, place) in enumerate(zip(results, planned.places, strict=True))
+            ]
         kept = map(_as_part, results[asked:], planned.places[asked:])
         return jax.tree.unflatten(trace.results, [*results[:asked], *kept])
 
@@ -240,7 +262,7 @@ def _run(closed: core.ClosedJaxpr, arguments: Sequence[Any], axes: _Axes, planne
         if given == wanted or wanted is not None:
             return _moved(varying(read(name)), *move, axes.parts)
         if name not in gathered:
-            gathered[name] = _moved(varying(read(name)), *move, axes.parts)
+            gathered[name] = varying(_moved(varying(read(name)), *move, axes.parts))
         if given == SUM:
             values[name] = gathered[name]
         return gathered[name]

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.flax.alone import Trace
 from fiddlex.flax.model import Functions, Keys
-from fiddlex.flax.operations import Cut, Place, cut
+from fiddlex.flax.operations import Cut, Place, cut, stored_whole
 from fiddlex.flax.partition import Plan, Step, plan
 from fiddlex.models.weights import Weights
 from fiddlex.pipeline import layer_losses
@@ -40,7 +40,7 @@ class Counted(NamedTuple):
 def products(function: Callable[..., Tree], weights: Tree, *others: Tree) -> list[Counted]:
     """The matrix products of `function(weights, *others)` on whole arrays, also those in loops."""
     num_weights = len(jax.tree.leaves(weights))
-    return _Forward.of(function, [None] * num_weights, 1, weights, *others).products()
+    return _Forward.of(function, [None] * num_weights, 1, num_weights, weights, *others).products()
 
 
 class _Forward(NamedTuple):
@@ -52,11 +52,14 @@ class _Forward(NamedTuple):
     ranks: int
 
     @classmethod
-    def of(cls, function: Callable[..., Tree], places: Sequence[Place], ranks: int, *arguments: Tree) -> "_Forward":
+    def of(
+        cls, function: Callable[..., Tree], places: Sequence[Place], ranks: int, num_weights: int, *arguments: Tree
+    ) -> "_Forward":
+        """Of arguments of which ranks have `places`, first of all the weights; of the others they have the whole."""
         jaxpr = Trace.of(function, *arguments).jaxpr
         others = [None] * (len(jaxpr.invars) - len(places))
         planned = plan(jaxpr, [*places, *others], [None] * len(jaxpr.outvars), ranks)
-        return cls(jaxpr, planned, len(places), ranks)
+        return cls(jaxpr, planned, num_weights, ranks)
 
     def products(self) -> list[Counted]:
         flags = [position < self.num_weights for position in range(len(self.jaxpr.invars))]
@@ -151,13 +154,16 @@ class Sizes(NamedTuple):
         # `functions.layer` exchanges arrays over `tensor`.
         mesh = AbstractMesh((ranks,), ("tensor",), axis_types=(AxisType.Auto,))
         leaves, structure = jax.tree.flatten(weights)
-        specs = [
-            P(*("tensor" if Cut(i) == place else None for i in range(leaf.ndim)))
-            for leaf, place in zip(leaves, functions.places, strict=True)
-        ]
-        in_specs = jax.tree.unflatten(structure, specs), P(), P()
-        jax.eval_shape(jax.shard_map(counted, mesh=mesh, in_specs=in_specs, out_specs=P()), weights, x, keys)
-        forward = _Forward.of(functions.plain["block"], functions.places, ranks, weights, x, keys)
+
+        def spec(leaf: jax.ShapeDtypeStruct, place: Place) -> P:
+            dimension = place.dimension if isinstance(place, Cut) and not stored_whole(place) else None
+            return P(*("tensor" if i == dimension else None for i in range(leaf.ndim)))
+
+        of_x = spec(x, functions.stream)
+        in_specs = jax.tree.unflatten(structure, map(spec, leaves, functions.places)), of_x, P()
+        jax.eval_shape(jax.shard_map(counted, mesh=mesh, in_specs=in_specs, out_specs=of_x), weights, x, keys)
+        places = [*functions.places, functions.stream]
+        forward = _Forward.of(functions.plain["block"], places, ranks, len(leaves), weights, x, keys)
         return cls(forward.products(), forward.moved(), *found)
 
     @property

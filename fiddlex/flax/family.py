@@ -75,16 +75,22 @@ def family(
         return kept[key]
 
     def made(config: Config) -> _Made:
-        model, tensor = tuple(vars(config.model).values()), config.mesh.tensor
+        model, mesh = tuple(vars(config.model).values()), config.mesh
         has_equal_parts = config.padded_vocab_size == config.model.vocab_size
 
         def make() -> _Made:
             parts, grown, adds_losses = once(model, lambda: _parts(config, embed, block, head))
             vocabulary = grown if has_equal_parts else {part: [None] * len(places) for part, places in grown.items()}
-            functions = Functions(parts, places_of(config, parts, rules), vocabulary, adds_losses=adds_losses)
+            functions = Functions(
+                parts,
+                places_of(config, parts, rules),
+                vocabulary,
+                adds_losses=adds_losses,
+                sequence_parallel=mesh.sequence_parallel,
+            )
             return _Made(functions, describe(config, functions))
 
-        found: _Made = once((model, tensor, has_equal_parts), make)
+        found: _Made = once((model, mesh.tensor, mesh.sequence_parallel, has_equal_parts), make)
         return found
 
     def network(config: Config) -> Network:
@@ -99,7 +105,16 @@ def family(
 
     # An error of the modules names their file (`fiddlex.models.registry.errors_of_family`).
     network.__wrapped__ = model.__wrapped__ = block  # type: ignore[attr-defined]
-    return Family(("lm",), network, model, fields=tuple(fields), dropout=True, attends=False)
+    return Family(
+        ("lm",),
+        network,
+        model,
+        fields=tuple(fields),
+        sequence_parallel=True,
+        collective_matmul=False,
+        dropout=True,
+        attends=False,
+    )
 
 
 def _parts(config: Config, *made: Callable[..., Any]) -> tuple[dict[str, Part], dict[str, list[Place]], bool]:

@@ -22,7 +22,7 @@ from fiddlex.models.decoder import NextTokenModel
 from fiddlex.models.model import Batch, as_rows
 from fiddlex.models.sharded_vocabulary import VOCAB_AXES, without_padding
 from fiddlex.models.weights import Weights
-from fiddlex.parallel.collectives import as_varying_over
+from fiddlex.parallel.collectives import SEQUENCE_DIMENSION, all_positions, as_varying_over, own_positions
 from fiddlex.pipeline import layer_losses
 
 Keys = jax.Array | None  # one for each example; None where nothing is dropped
@@ -36,9 +36,18 @@ class Functions:
       places: what a tensor rank has of each weight of a layer (`fiddlex.flax.partition`).
       vocabulary: what a rank of `pipe` × `tensor` has of each weight of `embedding` and of `head`.
       adds_losses: whether a layer returns `(x, loss)`, as in `Model`.
+      sequence_parallel: whether a tensor rank has a part of the sequence of a layer's input and result.
     """
 
-    def __init__(self, parts: dict[str, Part], places: Places, vocabulary: dict[str, Places], *, adds_losses: bool):
+    def __init__(
+        self,
+        parts: dict[str, Part],
+        places: Places,
+        vocabulary: dict[str, Places],
+        *,
+        adds_losses: bool,
+        sequence_parallel: bool,
+    ):
         self.parts, self.places, self.plain = parts, places, plain_functions(parts)
         self.vocabulary, self.adds_losses = vocabulary, adds_losses
         outer = [*vocabulary["embedding"], *vocabulary["head"]]
@@ -47,7 +56,8 @@ class Functions:
         # [B, S, V / ranks] where the ranks share the vocabulary, else [B, S, V]
         result = Cut(2) if self.shares_vocabulary else None
         self.logits = alone(self.plain["head"], outer, axes=VOCAB_AXES, result=result)
-        self.layer = alone(self.plain["block"], places)
+        self.stream = Cut(SEQUENCE_DIMENSION, yields=True) if sequence_parallel else None
+        self.layer = alone(self.plain["block"], places, given=self.stream, result=self.stream)
 
 
 def plain_functions(parts: dict[str, Part]) -> dict[str, Callable[..., Any]]:
@@ -111,14 +121,16 @@ class FlaxModel(NextTokenModel):
 
     def embed(self, weights: Weights, batch: Batch, context: Context) -> jax.Array:
         again = as_rows(batch["tokens"]), self._keys(context, self.config.num_layers)
-        return self._functions.embed(weights["embedding"], jnp.zeros((), self.config.dtype), again)
+        x_BSH = self._functions.embed(weights["embedding"], jnp.zeros((), self.config.dtype), again)
+        return own_positions(x_BSH) if context.sequence_parallel else x_BSH
 
     def apply_layer(self, layer: Weights, x_BTH: jax.Array, number: jax.Array, context: Context) -> Any:
         return self._functions.layer(layer, x_BTH, self._keys(context, number))
 
     def logits(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
         weights = {name: weights[name] for name in ("embedding", "head")}
-        logits_BSV = self._functions.logits(weights, x_BTH, self._keys(context, self.config.num_layers + 1))
+        x_BSH = all_positions(x_BTH) if context.sequence_parallel else x_BTH
+        logits_BSV = self._functions.logits(weights, x_BSH, self._keys(context, self.config.num_layers + 1))
         logits_BSV = logits_BSV.astype(jnp.float32)
         return logits_BSV if self._functions.shares_vocabulary else self._own(logits_BSV)
 

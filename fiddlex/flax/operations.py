@@ -19,14 +19,16 @@ from jax.extend import core
 class Cut(NamedTuple):
     """A part of an array along a dimension: of each of equal pieces, one after another, the r-th part on rank r.
 
-    A fused projection of queries, keys and values has three pieces.
+    A fused projection of queries, keys and values has three pieces. Activations between products may be cut along
+    their positions: these parts yield to those of weights, so the ranks exchange activations, and never weights.
     """
 
     dimension: int
     pieces: int = 1
+    yields: bool = False  # whether an operation that has a part of something else takes the whole of this
 
-    def at(self, dimension: int) -> "Cut":
-        return Cut(int(dimension), self.pieces)
+    def at(self, dimension: int, pieces: int | None = None) -> "Cut":
+        return Cut(int(dimension), self.pieces if pieces is None else pieces, self.yields)
 
 
 # What a rank has of an array. None: the whole, as all ranks; SUM: a term, which has the shape of the whole, of the sum
@@ -52,6 +54,11 @@ class Rule(NamedTuple):
     outputs: Sequence[Place]
     params: Mapping[str, Any] = _SAME  # parameters of the operation that differ from those in the trace
     indexed: bool = False  # whether its second input indexes the first along a dimension of which a rank has a part
+
+
+def _leading(places: Sequence[Place]) -> Cut:
+    """The part by which an operation goes that has parts of several inputs: the first that does not yield, or else."""
+    return min((place for place in places if isinstance(place, Cut)), key=lambda place: place.yields)
 
 
 def whole(equation: core.JaxprEqn) -> Rule:
@@ -85,7 +92,7 @@ def rule_making(equation: core.JaxprEqn, place: Cut) -> Rule | None:
         return _scatter_add(equation, place)
     if equation.primitive.name == "dot_general":
         sizes = (len(shape_of(factor)) for factor in equation.invars)
-        rules = (_product(equation, side, Cut(i)) for side, number in enumerate(sizes) for i in range(number))
+        rules = (_product(equation, side, place.at(i)) for side, number in enumerate(sizes) for i in range(number))
         return next((rule for rule in rules if rule.outputs == [place]), None)
     return None
 
@@ -102,7 +109,8 @@ _Rules = Callable[[core.JaxprEqn, Sequence[Place], int], Rule | None]  # None: i
 
 
 def _elementwise(equation: core.JaxprEqn, places: Sequence[Place]) -> Rule:
-    ((place, _),) = collections.Counter(place for place in places if isinstance(place, Cut)).most_common(1)
+    found = collections.Counter(place for place in places if isinstance(place, Cut))
+    place = _leading([place for place, _ in found.most_common()])
     size = shape_of(equation.outvars[0])[place.dimension]
     shapes = map(shape_of, equation.invars)  # an operand may be a scalar, or have one element along a dimension
     wanted = [place if shape and shape[place.dimension] == size else None for shape in shapes]
@@ -116,10 +124,10 @@ def _barrier(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Ru
 
 def _dot_general(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
     del ranks
-    sides = [side for side, place in enumerate(places) if isinstance(place, Cut)]
-    largest = max(sides, key=lambda side: math.prod(shape_of(equation.invars[side])))
+    sides = [(place, side) for side, place in enumerate(places) if isinstance(place, Cut)]
     # The other side is brought to what the larger one has: a part of it, or the whole.
-    return _product(equation, largest, places[largest])
+    place, largest = max(sides, key=lambda each: (not each[0].yields, math.prod(shape_of(equation.invars[each[1]]))))
+    return _product(equation, largest, place)
 
 
 def _product(equation: core.JaxprEqn, side: int, place: Any) -> Rule:
@@ -164,7 +172,7 @@ def _reshaped(before: Shape, after: Shape, place: Cut, ranks: int) -> Cut | None
         # The pieces of a dimension may become one of their own, before that which has their parts.
         begins = starts[i] == outside * place.pieces and (place.pieces == 1 or outside in starts[:i])
         if begins and size > 1 and size % ranks == 0:
-            return Cut(i)
+            return place.at(i, pieces=1)
         if starts[i] == outside and size == before[place.dimension]:
             return place.at(i)
     if place.pieces > 1:
@@ -174,7 +182,7 @@ def _reshaped(before: Shape, after: Shape, place: Cut, ranks: int) -> Cut | None
         within = pieces * before[place.dimension]
         for i, size in enumerate(after):
             if starts[i] == start and size % within == 0 and math.prod(before[first:]) % size == 0 and size >= within:
-                return Cut(i, pieces)
+                return place.at(i, pieces)
     return None
 
 
@@ -211,11 +219,11 @@ def _along(parameter: str) -> _Rules:
 
     def rule(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
         del ranks
-        along, cuts = equation.params[parameter], [place for place in places if isinstance(place, Cut)]
+        along, place = equation.params[parameter], _leading(places)
         along = along if isinstance(along, tuple) else (along,)
-        if cuts[0].dimension in along:
+        if place.dimension in along:
             return None
-        return Rule([cuts[0]] * len(places), [cuts[0]] * len(equation.outvars))
+        return Rule([place] * len(places), [place] * len(equation.outvars))
 
     return rule
 
@@ -226,15 +234,16 @@ def _split(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule
         return _along("axis")(equation, places, ranks)
     if len(sizes) != place.pieces or len(set(sizes)) > 1:
         return None
-    return Rule(places, [Cut(place.dimension)] * len(sizes), {"sizes": tuple(size // ranks for size in sizes)})
+    one = place.at(place.dimension, pieces=1)
+    return Rule(places, [one] * len(sizes), {"sizes": tuple(size // ranks for size in sizes)})
 
 
 def _concatenate(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
-    along = Cut(equation.params["dimension"])
-    sizes = {shape_of(name)[along.dimension] for name in equation.invars}
-    if along not in places or len(sizes) > 1:
+    place, dimension = _leading(places), equation.params["dimension"]
+    sizes = {shape_of(name)[dimension] for name in equation.invars}
+    if (place.dimension, place.pieces) != (dimension, 1) or len(sizes) > 1:
         return _along("dimension")(equation, places, ranks)
-    return Rule([along] * len(places), [Cut(along.dimension, len(places))])
+    return Rule([place] * len(places), [place.at(dimension, len(places))])
 
 
 def _sliced(parameter: str) -> _Rules:
@@ -262,7 +271,7 @@ def _one_piece(equation: core.JaxprEqn, place: Cut, ranks: int) -> Rule | None:
     if start % size or limit - start != size:
         return None
     params = dict(zip(("start_indices", "limit_indices"), (cut(each, place, ranks) for each in ends), strict=True))
-    return Rule([place], [Cut(place.dimension)], params)
+    return Rule([place], [place.at(place.dimension, pieces=1)], params)
 
 
 def _gather(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule | None:
@@ -303,7 +312,8 @@ def _pad(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule |
     if place.pieces > 1 or between or low < 0 or high < 0 or low % size or high % size:
         return None
     here = [(low // ranks, high // ranks, 0) if i == place.dimension else each for i, each in enumerate(config)]
-    return Rule([place, None], [Cut(place.dimension, (low + size + high) // size)], {"padding_config": tuple(here)})
+    pieces = (low + size + high) // size
+    return Rule([place, None], [place.at(place.dimension, pieces)], {"padding_config": tuple(here)})
 
 
 ADDING = {"add", "add_any", "sub"}  # with a whole array and terms of another, which stay terms

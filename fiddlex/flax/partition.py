@@ -67,7 +67,7 @@ def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ra
         nonlocal exchanged
         if isinstance(name, core.Literal):
             return None, place
-        given = made[name]
+        given = made[name] if not same_part(made[name], place) else place
         if given not in (place, None) and place != SUM and not (place is None and name in gathered):
             exchanged += math.prod(shape_of(name)) * (2 if given == SUM and place is None else 1)
         if place is None:  # whoever takes the whole next has it
@@ -144,10 +144,10 @@ def _scan(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> tuple
     while True:
         given = [*outer[:constants], *carried, *scanned]
         found = plan(body, given, [KEPT] * len(body.outvars), ranks).places[:carries]
-        if all(map(operator.or_, settled, map(operator.eq, carried, found))):
+        if all(map(operator.or_, settled, map(same_part, carried, found))):
             break
         for i, (before, after) in enumerate(zip(carried, found, strict=True)):
-            if before != after:
+            if not same_part(before, after):
                 # A carry that starts whole may become parts; one whose parts change is whole throughout.
                 carried[i] = after if before is None and not settled[i] else None
                 settled[i] |= before is not None
@@ -174,13 +174,18 @@ def scan_sizes(equation: core.JaxprEqn) -> tuple[int, int, int]:
     return others - carries, carries, len(equation.invars) - others
 
 
-def of_gradient(place: Place) -> Place:
+def same_part(a: Place, b: Place) -> bool:
+    """Whether a rank that has one has the other."""
+    return a[:2] == b[:2] if isinstance(a, Cut) and isinstance(b, Cut) else a == b
+
+
+def of_gradient(place: Place, *, terms: bool = False) -> Place:
     """What a rank is to have of the gradient of a weight.
 
     A weight that is cut in pieces is stored whole. Each rank has the gradient of its part among zeros, and the ranks
-    add these up once per batch.
+    add these up once per batch. With `terms` they do so for all weights that they have whole.
     """
-    return SUM if stored_whole(place) else place
+    return SUM if stored_whole(place) or (terms and place is None) else place
 
 
 def choose(jaxpr: core.Jaxpr, num_weights: int, ranks: int, *, exchange: float) -> list[Place]:

@@ -17,7 +17,8 @@ from fiddlex.config import Config
 from fiddlex.errors import ConfigError
 from fiddlex.flax.counted import Counted, Sizes, products
 from fiddlex.flax.model import Functions, Keys, plain_functions
-from fiddlex.flax.operations import Cut, Place, stored_whole
+from fiddlex.flax.operations import SUM, Cut, Place
+from fiddlex.flax.partition import of_gradient
 from fiddlex.flax.parts import Part
 from fiddlex.models.spec import (
     InnerProduct,
@@ -106,7 +107,7 @@ def describe(config: Config, functions: Functions) -> Network:
     return Network(
         task=task_of(config),
         embedding=_parameters(parts["embedding"].init, functions.vocabulary["embedding"], "vocab"),
-        layer=_parameters(parts["layers"].init, functions.places, "features"),
+        layer=_parameters(parts["layers"].init, functions.places, "features", terms=config.mesh.sequence_parallel),
         head=_parameters(parts["head"].init, functions.vocabulary["head"], "vocab"),
         num_layers=model.num_layers,
         hidden=model.hidden_size,
@@ -122,8 +123,13 @@ def weight_types(init: Callable[[jax.Array], Weights], dtype: str) -> Weights:
     return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, dtype), shapes)
 
 
-def _parameters(init: Callable[[jax.Array], Weights], places: Sequence[Place], axis: str) -> Parameters:
-    """The parameters of a module; `axis` is the logical axis along which ranks have parts."""
+def _parameters(
+    init: Callable[[jax.Array], Weights], places: Sequence[Place], axis: str, *, terms: bool = False
+) -> Parameters:
+    """The parameters of a module.
+
+    Ranks have parts of them along the logical axis `axis`. With `terms`, gradients of whole weights are terms.
+    """
     shapes = jax.eval_shape(init, jax.random.key(0))
     number = itertools.count()
 
@@ -132,8 +138,8 @@ def _parameters(init: Callable[[jax.Array], Weights], places: Sequence[Place], a
         matrix = Matrix((0,), (1,)) if path[-1].key == "kernel" and len(shape.shape) == 2 else None
         place = places[next(number)]
         axes = tuple(axis if Cut(i) == place else None for i in range(len(shape.shape)))
-        terms = ("tensor",) if stored_whole(place) else ()
-        return Parameter(shape.shape, axes, decays=decays, matrix=matrix, partial=terms)
+        partial = ("tensor",) if of_gradient(place, terms=terms) == SUM else ()
+        return Parameter(shape.shape, axes, decays=decays, matrix=matrix, partial=partial)
 
     return jax.tree_util.tree_map_with_path(parameter, shapes)
 
@@ -181,8 +187,9 @@ def _draws(jaxpr: core.Jaxpr) -> bool:
 
 def _as_product(counted: Counted, rows: int) -> Product | InnerProduct:
     """A product of one sequence: one with weights if it takes every position once, as a `Product` does."""
-    if counted.of_weight and (counted.rows, counted.number) == (rows, 1):
-        return Product(counted.inputs, counted.outputs, split=counted.split if counted.split != "others" else "")
+    of_weight = counted.of_weight and (counted.rows, counted.number) == (rows, 1)
+    if of_weight and counted.split != "others":
+        return Product(counted.inputs, counted.outputs, split=counted.split)
     return InnerProduct(*counted[:4], is_shared=bool(counted.split))
 
 

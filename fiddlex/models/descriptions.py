@@ -54,7 +54,7 @@ def llama(config: Config) -> Network:
     out = functools.partial(linear, std=residual_std(model), bias=False)
     projection = functools.partial(matrix, bias=model.qkv_bias)
     kv = {
-        name: dataclasses.replace(parameter, partial=("tensor",) * (replicas > 1))
+        name: dataclasses.replace(parameter, partial=("tensor",) if replicas > 1 else None)
         for name, parameter in projection(
             (hidden, kv_heads, size), ("hidden", "heads" if replicas == 1 else None, None)
         ).items()

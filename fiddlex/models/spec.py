@@ -38,7 +38,8 @@ class Parameter:
     value: float = 0.0
     decays: bool = False  # whether weight decay applies: to matrices and tables, not to biases and the scales of norms
     matrix: Matrix | None = None  # of a product's kernel; None for any other weight, also for an embedding's table
-    partial: tuple[str, ...] = ()  # mesh axes whose ranks have the whole weight, and each a part of its gradient
+    # mesh axes whose ranks have the whole weight, and each a part of its gradient; None: those that cut the sequence
+    partial: tuple[str, ...] | None = None
 
     @property
     def size(self) -> int:

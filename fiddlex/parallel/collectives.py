@@ -37,6 +37,25 @@ def leave_tensor_parallel(partial_BSH: jax.Array, *, sequence_parallel: bool) ->
     return lax.psum_scatter(partial_BSH, "tensor", scatter_dimension=SEQUENCE_DIMENSION, tiled=True)
 
 
+@jax.custom_vjp
+def own_positions(x_BSH: jax.Array) -> jax.Array:
+    """A tensor rank's part of activations that all ranks have whole, and of which all compute the whole gradient."""
+    length = x_BSH.shape[SEQUENCE_DIMENSION] // lax.axis_size("tensor")
+    first = lax.axis_index("tensor") * length
+    x_BSH = as_varying_over(x_BSH, frozenset({"tensor"}))
+    return lax.dynamic_slice_in_dim(x_BSH, first, length, axis=SEQUENCE_DIMENSION)
+
+
+@jax.custom_vjp
+def all_positions(x_BTH: jax.Array) -> jax.Array:
+    """The inverse of `own_positions`."""
+    return lax.all_gather(x_BTH, "tensor", axis=SEQUENCE_DIMENSION, tiled=True, to="invarying")
+
+
+own_positions.defvjp(lambda x_BSH: (own_positions(x_BSH), None), lambda _, dy_BTH: (all_positions(dy_BTH),))
+all_positions.defvjp(lambda x_BTH: (all_positions(x_BTH), None), lambda _, dy_BSH: (own_positions(dy_BSH),))
+
+
 def first_position(length: int, axes: tuple[str, ...]) -> jax.Array | int:
     """The place in the whole sequence of the first of the `length` positions that a rank has of activations."""
     if not axes:

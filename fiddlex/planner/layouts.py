@@ -297,7 +297,7 @@ def matmul_choices(problem: Problem, sequence_parallel: bool, tensor: int, examp
     Neither value is always better: collective matmul hides exchange and saves less, but cuts products into pieces that
     read their kernels again, and exchanges more in backward passes. In a single block it would only exchange more.
     """
-    if not sequence_parallel:
+    if not sequence_parallel or not family(problem.config.model.family).collective_matmul:
         return (False,)
     length, sequences = problem.config.model.seq_len // tensor, examples * problem.config.sequences_per_example
     in_blocks = runs_in_blocks(backend_of(problem.topology.compiler).platform)

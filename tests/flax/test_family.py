@@ -35,7 +35,7 @@ LAYOUTS = cases("""
 mesh  model schedule         v m layers          sp recompute optimizer     zero1 dropout semantics     prediction
 1x4x1 nnx   zb_h1            1 8 -               -  full      adamw         -     -       sync          -
 2x2x1 nnx   interleaved_1f1b 2 4 -               -  none      sgd           zero1 dropout 2bw           extrapolate,2,0.7
-2x2x2 pair  zb_h1            1 4 -               -  none      adamw         zero1 -       2bw           -
+2x2x2 pair  zb_h1            1 4 -               sp none      adamw         zero1 -       2bw           -
 1x2x2 linen zb_h1            1 4 -               -  none      lamb          -     -       sync          -
 """)  # noqa: E501  # rows of a table
 FURTHER = cases("""
@@ -63,6 +63,14 @@ mesh  model schedule         v m layers          sp recompute optimizer     zero
 2x2x1 sow   breadth_first    3 4 1,1,1,1,1,1     -  none      adamw,streams zero1 -       sync          -
 1x2x2 sown  1f1b             1 4 3,1             -  none      adamw         -     dropout vertical_sync -
 2x1x1 pair  gpipe            1 2 -               -  none      adamw         -     -       sync          -
+2x2x2 pair  1f1b             1 4 -               -  none      adamw         zero1 -       2bw           -
+2x2x2 nnx   interleaved_1f1b 2 4 -               sp full      lamb          zero1 dropout 2bw           -
+1x2x4 nnx   zb_v             2 4 1,1,1,2         sp none      adamw         -     -       sync          -
+1x2x2 linen zb_h1            1 4 -               sp none      adamw         zero1 dropout sync          -
+2x1x4 fused gpipe            1 2 -               sp none      adamw         -     -       sync          -
+1x2x2 nnx   breadth_first    3 4 1,1,1,1,1,1     sp none      adamw,streams -     -       sync          -
+1x2x2 fused 1f1b             1 4 -               sp full      sgd           -     -       stash         momentum,1,1
+1x2x2 sown  1f1b             1 4 -               sp none      adamw         -     dropout vertical_sync -
 """)
 
 

@@ -159,8 +159,9 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("positions", [False, True], ids=["", "sequence parallel"])
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_together_compute_what_one_device_does(case: str) -> None:
+def test_ranks_together_compute_what_one_device_does(case: str, positions: bool) -> None:
     function, shapes, places = CASES[case]
     keys = iter(jax.random.split(jax.random.key(0), 9))
     weights = {name: jax.random.normal(next(keys), shape) / 4 for name, shape in sorted(shapes.items())}
@@ -169,19 +170,21 @@ def test_ranks_together_compute_what_one_device_does(case: str) -> None:
     def called(w: Tree, x: jax.Array, again: Tree) -> jax.Array:
         return function(w, x)
 
-    shared = alone(called, [places.get(name) for name in sorted(shapes)])
+    given = Cut(1, yields=True) if positions else None
+    shared = alone(called, [places.get(name) for name in sorted(shapes)], given=given, result=given)
     specs = {
         name: P(*("tensor" if places.get(name) == Cut(i) else None for i in range(len(shape))))
         for name, shape in shapes.items()
     }
-    terms = {name for name, place in places.items() if place.pieces > 1}
+    terms = {name for name in shapes if (place := places.get(name)) and place.pieces > 1 or positions and not place}
+    of_x = P(None, "tensor") if positions else P()
 
     @jax.jit
     @functools.partial(
         jax.shard_map,
         mesh=Mesh(np.array(jax.devices()[:RANKS]), ("tensor",)),
-        in_specs=(specs, P(), P()),
-        out_specs=(P(), specs, P()),
+        in_specs=(specs, of_x, of_x),
+        out_specs=(of_x, specs, of_x),
     )
     def step(w: Tree, x: jax.Array, dy: jax.Array) -> Any:
         w = {name: lax.pcast(each, "tensor", to="varying") if name in terms else each for name, each in w.items()}

@@ -120,7 +120,8 @@ def _partial(model: Model, config: Config) -> Weights:
     """`WeightLayout.partial`: the axes over which activations are sharded where the weight is used."""
 
     def axes(parameter: Parameter) -> frozenset[str]:
-        return frozenset((*REPLICAS, *parameter.partial, *("tensor",) * config.mesh.sequence_parallel))
+        cut_sequence = ("tensor",) * config.mesh.sequence_parallel
+        return frozenset((*REPLICAS, *(cut_sequence if parameter.partial is None else parameter.partial)))
 
     return jax.tree.map(axes, model.network.parts)
 
