@@ -259,13 +259,16 @@ def _run(closed: core.ClosedJaxpr, arguments: Sequence[Any], axes: _Axes, planne
 
     def moved(name: Any, move: tuple[Place, Place]) -> Any:
         given, wanted = move
-        if given == wanted or wanted is not None:
-            return _moved(varying(read(name)), *move, axes.parts)
-        if name not in gathered:
-            gathered[name] = varying(_moved(varying(read(name)), *move, axes.parts))
+        if given == wanted:
+            return varying(read(name))
+        if name in gathered and wanted is None:
+            return gathered[name]
+        x = varying(_moved(varying(read(name)), *move, axes.parts))
+        if wanted is None:
+            gathered[name] = x
         if given == SUM:
-            values[name] = gathered[name]
-        return gathered[name]
+            values[name] = x
+        return x
 
     jaxpr, gathered = closed.jaxpr, dict[Any, Any]()
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))

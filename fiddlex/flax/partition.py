@@ -8,7 +8,7 @@ the two sums of Megatron-LM (Shoeybi et al., 2019, section 3).
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import core
@@ -62,6 +62,7 @@ def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ra
     """
     made: dict[Any, Place] = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, places, strict=True))
     exchanged, flops, gathered = 0, 0.0, set[Any]()
+    streams = dict[Any, Place]()  # of shapes of arrays of which ranks have parts that yield
 
     def moved(name: Any, place: Place) -> tuple[Place, Place]:
         nonlocal exchanged
@@ -72,22 +73,27 @@ def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ra
             exchanged += math.prod(shape_of(name)) * (2 if given == SUM and place is None else 1)
         if place is None:  # whoever takes the whole next has it
             gathered.add(name)
-            made[name] = None if given == SUM else given
+        if given == SUM and place != SUM:
+            made[name] = place
         return given, place
 
     def planned(equation: core.JaxprEqn) -> Step:
         nonlocal flops, exchanged
         # Whoever needs a sum needs it once, before all who could take terms. Until then terms stay terms.
         given = [None if isinstance(name, core.Literal) else made[name] for name in equation.invars]
-        if any(place == SUM and name in summed for place, name in zip(given, equation.invars, strict=True)):
-            given = [None if place == SUM else place for place in given]
-        # A whole array is a term on one rank.
-        joins = equation.primitive.name in ADDING and set(given) == {SUM, None} and equation.outvars[0] not in summed
+        pairs = list(zip(given, equation.invars, strict=True))
+        if any(place == SUM and name in summed for place, name in pairs):
+            given = [streams.get(shape_of(name)) if place == SUM else place for place, name in pairs]
+        # A whole array is a term on one rank; a part that yields is one among zeros, which is less if a sum follows.
+        kinds = {place.yields if isinstance(place, Cut) else place for place in given}
+        joins = equation.primitive.name in ADDING and equation.outvars[0] not in summed
+        joins &= kinds == {SUM, None} or (kinds == {SUM, True} and equation.outvars[0] in added)
         rule, body = (Rule([SUM, SUM], [SUM]), None) if joins else _rule(equation, given, ranks)
         if place := asked.get(equation.outvars[0]) if set(given) == {None} else None:
             rule = rule_making(equation, place) or rule
         moves = [moved(name, place) for name, place in zip(equation.invars, rule.wanted, strict=True)]
         made.update(zip(equation.outvars, rule.outputs, strict=True))
+        remember(equation.outvars)
         if equation.primitive.name == "dot_general":
             flops += _flops(equation) / (ranks if any(each is not None for each in rule.wanted) else 1)
         if body is not None:
@@ -95,12 +101,24 @@ def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ra
             exchanged += body.exchanged * equation.params["length"]
         return Step(moves, rule, body)
 
-    others = (equation for equation in jaxpr.eqns if not is_linear(equation))
-    summed = {name for each in others for name in each.invars if not isinstance(name, core.Literal)}
+    def remember(names: Sequence[Any]) -> None:
+        streams.update(
+            {shape_of(name): place for name in names if isinstance(place := made[name], Cut) and place.yields}
+        )
+
+    remember(jaxpr.invars)
+    summed = _inputs(equation for equation in jaxpr.eqns if not is_linear(equation))
+    added = _inputs(equation for equation in jaxpr.eqns if equation.primitive.name in ADDING)
+    added -= _inputs(equation for equation in jaxpr.eqns if equation.primitive.name not in ADDING)
+    added -= {name for name in jaxpr.outvars if not isinstance(name, core.Literal)}
     asked = _asked_before(jaxpr, wanted)
     steps = [planned(equation) for equation in jaxpr.eqns]
     results = [moved(name, _asked(place, name, made)) for name, place in zip(jaxpr.outvars, wanted, strict=True)]
     return Plan(steps, results, flops, exchanged)
+
+
+def _inputs(equations: Iterable[core.JaxprEqn]) -> set[Any]:
+    return {name for equation in equations for name in equation.invars if not isinstance(name, core.Literal)}
 
 
 def _asked(place: Place, name: Any, made: dict[Any, Place]) -> Place:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from fiddlex.config import ModelConfig
 from fiddlex.flax.alone import Trace, alone
 from fiddlex.flax.operations import SUM, Cut, Place
-from fiddlex.flax.partition import choose, plan
+from fiddlex.flax.partition import choose, of_gradient, plan
 from tests.flax import modules
 
 Tree = Any
@@ -176,7 +176,7 @@ def test_ranks_together_compute_what_one_device_does(case: str, positions: bool)
         name: P(*("tensor" if places.get(name) == Cut(i) else None for i in range(len(shape))))
         for name, shape in shapes.items()
     }
-    terms = {name for name in shapes if (place := places.get(name)) and place.pieces > 1 or positions and not place}
+    terms = {name for name in shapes if (positions if name not in places else places[name].pieces > 1)}
     of_x = P(None, "tensor") if positions else P()
 
     @jax.jit
@@ -230,18 +230,21 @@ def test_a_block_without_annotations_is_shared_as_in_megatron(ranks: int, block:
     biases = {f"attention.{name}.bias": Cut(0) for name in ("query", "key", "value")} | {"up.bias": Cut(0)}
     rows = {"attention.out.kernel": Cut(0), "down.kernel": Cut(0)}
     assert {name: each for name, each in zip(names, places, strict=True) if each is not None} == columns | biases | rows
-    # Two sums in the forward pass, and two in the backward pass; nothing else is exchanged.
-    wanted: list[Place] = [None, *places, None]
-    found = plan(jaxpr, [*places, None, None], wanted, ranks)
-    moves = [
-        (move, name.aval.dtype)
-        for equation, step in zip(jaxpr.eqns, found.steps, strict=True)
-        for name, move in zip(equation.invars, step.moves, strict=True)
-    ]
-    exchanged = {move for move in moves if move[0][0] not in (move[0][1], None)}
-    assert exchanged == {((SUM, None), jnp.dtype(dtype))}  # before a norm computes in float32
-    assert {move for move in found.results if move[0] not in (move[1], None)} <= {(SUM, None)}
-    assert found.exchanged == 4 * 2 * 16 * 32
+    # Two sums in the forward pass, and two in the backward pass; nothing else is exchanged. With sequence parallelism
+    # the ranks add up parts, and bring the parts of four arrays together.
+    for x in (None, Cut(1, yields=True)):
+        wanted: list[Place] = [x, *(of_gradient(place, terms=x is not None) for place in places), x]
+        found = plan(jaxpr, [*places, x, x], wanted, ranks)
+        moves = [
+            (move, name.aval.dtype)
+            for equation, step in zip(jaxpr.eqns, found.steps, strict=True)
+            for name, move in zip(equation.invars, step.moves, strict=True)
+        ]
+        exchanged = {move for move in moves if move[0][0] not in (move[0][1], None) and move[0][1] != SUM}
+        moved = {(SUM, x)} | ({(x, None)} if x else set())
+        assert exchanged == {(move, jnp.dtype(dtype)) for move in moved}  # before a norm computes in float32
+        assert {move for move in found.results if move[0] not in (move[1], None)} <= {(SUM, x)}
+        assert found.exchanged == 4 * 2 * 16 * 32
 
 
 def test_weights_stay_whole_where_parts_would_cost_more() -> None:
