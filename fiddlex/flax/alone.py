@@ -80,10 +80,10 @@ def alone(
 
     value = _Inlined(function, results, axes, terms=terms)
     derivative = _Inlined(
-        functools.partial(_with_vjp, function), lambda made: results(made.children()[0]), axes, terms=terms
+        functools.partial(with_vjp, function), lambda made: results(made.children()[0]), axes, terms=terms
     )
     gradients = [*(of_gradient(place, terms=terms) for place in places), given] if places else []
-    pulled = _Inlined(_pull, lambda made: gradients, axes, terms=terms)
+    pulled = _Inlined(pull, lambda made: gradients, axes, terms=terms)
 
     @jax.custom_vjp
     def evaluated(weights: Tree, x: jax.Array, again: Tree) -> Tree:
@@ -113,11 +113,13 @@ def alone(
     return called
 
 
-def _with_vjp(function: Callable[..., Tree], weights: Tree, x: jax.Array, again: Tree) -> tuple[Tree, Tree]:
+def with_vjp(function: Callable[..., Tree], weights: Tree, x: jax.Array, again: Tree) -> tuple[Tree, Tree]:
+    """`function(weights, x, again)`, and what `pull` takes of it."""
     return jax.vjp(lambda weights, x: function(weights, x, again), weights, x)
 
 
-def _pull(vjp: Callable[[Tree], tuple[Tree, Tree]], dy: Tree) -> tuple[Tree, Tree]:
+def pull(vjp: Callable[[Tree], tuple[Tree, Tree]], dy: Tree) -> tuple[Tree, Tree]:
+    """The gradients of weights and of `x`."""
     return vjp(dy)
 
 

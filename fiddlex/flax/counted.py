@@ -4,6 +4,7 @@ Of elementwise work it counts what a compiler that fuses it reads and writes: ar
 results are made of, or make.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +16,10 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from fiddlex.flax.alone import Trace
+from fiddlex.flax.alone import Trace, pull, with_vjp
 from fiddlex.flax.model import Functions, Keys
 from fiddlex.flax.operations import Cut, Place, cut, stored_whole
-from fiddlex.flax.partition import Plan, Step, plan
+from fiddlex.flax.partition import KEPT, Plan, Step, of_gradient, plan
 from fiddlex.models.weights import Weights
 from fiddlex.pipeline import layer_losses
 from fiddlex.pipeline.residuals import SplitVjp
@@ -130,6 +131,7 @@ class Sizes(NamedTuple):
 
     products: list[Counted]
     moved: int  # elements
+    exchanged: tuple[float, float]  # in the forward and the backward pass, in sums of the input over the ranks
     saved: list[jax.core.ShapedArray]
     encoded: list[bool]
     left: int  # bytes
@@ -164,12 +166,37 @@ class Sizes(NamedTuple):
         jax.eval_shape(jax.shard_map(counted, mesh=mesh, in_specs=in_specs, out_specs=of_x), weights, x, keys)
         places = [*functions.places, functions.stream]
         forward = _Forward.of(functions.plain["block"], places, ranks, len(leaves), weights, x, keys)
-        return cls(forward.products(), forward.moved(), *found)
+        sent = _exchanged(functions.plain["block"], places, functions.stream, ranks, (weights, x, keys))
+        forward_sums, backward_sums = (each / (2 * x.size) for each in sent)
+        return cls(forward.products(), forward.moved(), (forward_sums, backward_sums), *found)
 
     @property
     def held(self) -> int:
         """Elements of the gradients of the widest activation and of what it was made of."""
         return 2 * max(each.size for each in self.saved)
+
+
+def _exchanged(
+    function: Callable[..., Tree], places: Sequence[Place], result: Place, ranks: int, arguments: tuple[Tree, ...]
+) -> tuple[int, int]:
+    """How many elements a rank sends, about, in a call of `alone(function, …)` and in the call's derivative.
+
+    It has `places` of the weights and of `x`, and is to have `result` of the first result. Arguments are whole.
+    """
+    terms = places[-1] is not None
+
+    def planned(trace: Trace, places: Sequence[Place], wanted: Sequence[Place]) -> Plan:
+        others = len(trace.jaxpr.invars) - len(places), len(trace.jaxpr.outvars) - len(wanted)
+        return plan(trace.jaxpr, [*places, *[None] * others[0]], [*wanted, *[KEPT] * others[1]], ranks)
+
+    forward = Trace.of(functools.partial(with_vjp, function), *arguments)
+    y, vjp = jax.tree.unflatten(forward.results, [name.aval for name in forward.jaxpr.outvars])
+    results = [result, *[None] * (len(jax.tree.leaves(y)) - 1)]
+    made = planned(forward, places, results)
+    backward = Trace.of(pull, vjp, y)
+    gradients = [*(of_gradient(place, terms=terms) for place in places[:-1]), places[-1]]
+    pulled = planned(backward, [*made.places[len(results) :], *results], gradients)
+    return made.exchanged, pulled.exchanged
 
 
 def _left(vjp: SplitVjp, weights: Weights, x: Any, again: Tree) -> int:

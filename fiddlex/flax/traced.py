@@ -26,12 +26,10 @@ from fiddlex.models.spec import (
     Network,
     Parameter,
     Parameters,
-    PerSequence,
     Product,
-    Traced,
-    TracedArray,
 )
 from fiddlex.models.task_sizes import task_of
+from fiddlex.models.traced_layer import PerSequence, Traced, TracedArray
 from fiddlex.models.weights import Weights
 from fiddlex.pipeline import layer_losses
 
@@ -227,4 +225,5 @@ def _traced(config: Config, functions: Functions, weights: Weights) -> Traced:
         saves=saves,
         leaves=size(one.left, two.left),
         leaves_again=size(one.left_again, two.left_again),
+        exchanges=one.exchanged,
     )

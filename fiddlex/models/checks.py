@@ -16,8 +16,8 @@ from fiddlex.models.spec import (
     Parameters,
     Product,
     Residual,
-    Traced,
 )
+from fiddlex.models.traced_layer import Traced
 from fiddlex.parallel.axes import MESH_AXES
 
 Strings = tuple[str, ...]

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from fiddlex.config.values.recompute import FULL
 from fiddlex.models.device_arrays import WORD, DeviceArrays, Saved
@@ -130,6 +130,12 @@ class Operation:
     def products(self) -> "tuple[Product, ...]":
         """The products with weights that the operation consists of."""
         return ()
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        """How often F and I sum up the residual stream over tensor ranks; other exchanges count by their bytes."""
+        number = sum(each.split == "inputs" for each in self.products)
+        return number, number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,58 +303,6 @@ class Residual(Operation):
 NO_ATTENTION = Attention(heads=0, head_size=1, causal=True)  # of a layer without that operation
 
 
-class PerSequence(NamedTuple):
-    """A size that grows with the number of sequences in a microbatch."""
-
-    fixed: int
-    each: int  # of a sequence
-
-    def of(self, arrays: DeviceArrays) -> int:
-        return self.fixed + self.each * arrays.num_sequences
-
-
-class TracedArray(NamedTuple):
-    """An array that a traced layer saves."""
-
-    elements: PerSequence
-    width: int
-    itemsize: int
-    is_encoded: bool  # where the stash encodes activations
-
-
-@dataclasses.dataclass(frozen=True)
-class Traced(Operation):
-    """A whole layer, counted in a trace of its code, with sizes on one of as many tensor ranks as the config has."""
-
-    with_weights: tuple[Product, ...]
-    without_weights: tuple[InnerProduct, ...]
-    moves: PerSequence  # elements that its elementwise work reads and writes
-    holds: PerSequence  # elements
-    saves: tuple[TracedArray, ...]
-    leaves: PerSequence  # bytes, for W
-    leaves_again: PerSequence  # bytes, where the backward pass runs the whole layer again
-
-    @property
-    def products(self) -> tuple[Product, ...]:
-        return self.with_weights
-
-    @property
-    def inner(self) -> tuple[InnerProduct, ...]:
-        return self.without_weights
-
-    def moved(self, arrays: DeviceArrays) -> int:
-        return self.moves.of(arrays)
-
-    def held(self, arrays: DeviceArrays) -> int:
-        return self.holds.of(arrays)
-
-    def saved(self, arrays: DeviceArrays, before: Operation) -> list[Saved]:
-        return [Saved(x.elements.of(arrays), x.width, x.itemsize, is_input=not x.is_encoded) for x in self.saves]
-
-    def left(self, arrays: DeviceArrays) -> int:
-        return (self.leaves_again if FULL in arrays.recompute else self.leaves).of(arrays)
-
-
 Branch = tuple[Operation, ...]  # the operations of a branch in order; their result is added to the residual stream
 
 
@@ -394,6 +348,12 @@ class Network:
         """The operation that saves a layer's input: the first norm, or in post-LN the first product; None: neither."""
         first = next((each for each in self.operations if isinstance(each, Product)), None)
         return self.operations[0] if first and first.made_by else first
+
+    @functools.cached_property
+    def sums(self) -> tuple[float, float]:
+        """`Operation.sums` of a layer."""
+        forward, backward = zip(*(each.sums for each in self.operations), strict=True)
+        return sum(forward), sum(backward)
 
     @functools.cached_property
     def products(self) -> list[Product]:

@@ -29,7 +29,7 @@ from fiddlex.hardware.pieces import num_blocks, num_ways, runs_in_blocks
 from fiddlex.hardware.topology import Topology
 from fiddlex.models.device_arrays import FLOAT32, ITEMSIZES, num_sequences
 from fiddlex.models.registry import network_of
-from fiddlex.models.spec import Product
+from fiddlex.models.spec import Network
 from fiddlex.planner.communication import (
     Share,
     all_gather_s,
@@ -106,7 +106,7 @@ class CostModel:
         self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
         self._links_once, self._exchanged_once = functools.cache(self._links), functools.cache(self._exchanged)
         self._around_once, self._spill_once = functools.cache(self._around), functools.cache(self._spill)
-        self._streamed_once = functools.cache(self._streamed)
+        self._streamed_once, self._network_once = functools.cache(self._streamed), functools.cache(self._network)
 
     def _links(self, mesh: MeshConfig) -> MeshLinks:
         return MeshLinks.of(self._topology, mesh)
@@ -196,16 +196,17 @@ class CostModel:
         whole = examples * self._row_bytes
         part = whole / mesh.tensor if mesh.sequence_parallel else whole
         layers = max(sum(placement.layers_per_stage[stage] for stage in stages) for stages in placement.chunks)
-        in_layers = m * layers * self._reductions * (6 if recompute == FULL else 4)
+        forward, backward = self._network_once(mesh.along("tensor")).sums
+        in_layers = 2 * m * layers * (forward * (2 if recompute == FULL else 1) + backward)
         in_layers += m * layers * self._gathered_again(mesh, recompute)
-        gathered = [  # axis, how often, and bytes; an all-reduce counts twice
+        gathered: list[tuple[str, float, float]] = [  # axis, how often, and bytes; an all-reduce counts twice
             ("data", 1 if zero1 else 2, num_parameters * self._system.gradient_bytes),
             ("data", 1 if zero1 else 0, num_parameters * self._itemsize),
             ("pipe", 8 * m, part),
             ("tensor", 4 * m, whole),
         ]
-        again = m * layers * self._reductions  # under collective matmul, for each sum one input is gathered again
-        around: list[tuple[str, int, Iterator[Share]]] = []
+        again = m * layers * forward  # under collective matmul, for each sum one input is gathered again
+        around: list[tuple[str, float, Iterator[Share]]] = []
         if not mesh.collective_matmul:
             gathered.append(("tensor", in_layers, whole))
         else:
@@ -231,8 +232,8 @@ class CostModel:
         """Exposed seconds of the exchange in a layer, for a microbatch of `examples`."""
         whole, links = examples * self._row_bytes, self._links_once(mesh.plain).rings["tensor"]
         if not mesh.collective_matmul:
-            once = self._reductions * all_reduce_s(whole, links)
-            return LayerExchange(once, once)
+            once = all_reduce_s(whole, links)
+            return LayerExchange(*(number * once for number in self._network_once(mesh.along("tensor")).sums))
         times, pieces = self._exchanged_once(mesh.along("tensor"), examples)
         if self._in_blocks:
             block, all_blocks = (all_gather_s(size, links) for size in (whole / pieces, whole))
@@ -291,16 +292,11 @@ class CostModel:
         # products in pieces gather their inputs again in any case (`LayerExchange`)
         if not mesh.sequence_parallel or mesh.collective_matmul or mesh.tensor == 1:
             return 0
-        return sum(each.split == "outputs" and each.made_by in recomputed(recompute) for each in self._products)
+        products = self._network_once(mesh.along("tensor")).products
+        return sum(each.split == "outputs" and each.made_by in recomputed(recompute) for each in products)
 
-    @functools.cached_property
-    def _reductions(self) -> int:
-        """How many of a layer's products need an all-reduce over tensor ranks, in each direction."""
-        return sum(each.split == "inputs" for each in self._products)
-
-    @functools.cached_property
-    def _products(self) -> list[Product]:
-        return network_of(self._config).products
+    def _network(self, mesh: MeshConfig) -> Network:
+        return network_of(dataclasses.replace(self._config, mesh=mesh))
 
     @property
     def _row_bytes(self) -> int:

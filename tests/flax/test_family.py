@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from experiments.benchmarks.programs import make_program, temporary_bytes
-from fiddlex.config import Config
+from fiddlex.config import Config, MeshConfig
 from fiddlex.config.families import FAMILIES
 from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.errors import ConfigError
@@ -20,6 +20,7 @@ from fiddlex.flax import Loss, family
 from fiddlex.flax.alone import alone
 from fiddlex.hardware.topology import load_topology
 from fiddlex.models.registry import make_model, network_of
+from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.search import search
 from fiddlex.train.run.checkpoints.checkpoint import Checkpoints
@@ -212,6 +213,18 @@ def test_it_is_planned(config: Config) -> None:
     assert {layout.mesh.tensor for layout in layouts(problem)} == {1, 2, 4}
     assert {layout.recompute for layout in layouts(problem)} == {"none", "full"}
     assert search(problem, keep=2).plans
+
+
+def test_the_exchange_of_its_tensor_ranks_is_that_of_the_same_gpt(config: Config) -> None:
+    def exchange(name: str, *, sequence_parallel: bool) -> float:
+        config.model.family, mesh = name, MeshConfig(tensor=4, sequence_parallel=sequence_parallel)
+        cost = CostModel(config, load_topology("a100_80"))
+        return cost.microbatch(mesh, num_microbatches=1, recompute="none").exchange
+
+    expected = exchange("gpt", sequence_parallel=False)
+    assert exchange("nnx", sequence_parallel=False) == pytest.approx(expected)
+    # The backward pass brings the inputs of two products together again, which a GPT saves: half a sum each.
+    assert exchange("nnx", sequence_parallel=True) == pytest.approx(expected * 5 / 4)
 
 
 def shared(name: str, config: Config) -> dict[str, int]:

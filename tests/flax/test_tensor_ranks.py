@@ -159,7 +159,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("positions", [False, True], ids=["", "sequence parallel"])
+@pytest.mark.parametrize("positions", [False, True], ids=["whole", "sequence parallel"])
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_together_compute_what_one_device_does(case: str, positions: bool) -> None:
     function, shapes, places = CASES[case]

@@ -457,7 +457,7 @@ MUTATIONS = (
     Mutation(
         "norms-made-again-without-a-gather",
         "fiddlex/planner/cost_model.py",
-        old='return sum(each.split == "outputs" and each.made_by in recomputed(recompute) for each in self._products)',
+        old='return sum(each.split == "outputs" and each.made_by in recomputed(recompute) for each in products)',
         new="return 0",
         tests=("tests/planner/test_cost_model.py::test_norms_that_are_made_again_are_gathered_again",),
     ),
