@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from fiddlex.flax.operations import SUM, Cut, Place, stored_whole
+from fiddlex.flax.moves import moved_to
+from fiddlex.flax.operations import SUM, Cut, Place, Rule, stored_whole
 from fiddlex.flax.partition import KEPT, Plan, Step, of_gradient, plan, scan_sizes
 from fiddlex.parallel.collectives import as_varying_over, axes_of
 
@@ -67,7 +68,7 @@ def alone(
     def parts(weights: Tree) -> Tree:
         leaves, structure = jax.tree.flatten(weights)
         used = [
-            _moved(x, None, place, axes) if stored_whole(place) else x
+            moved_to(x, None, place, axes) if stored_whole(place) else x
             for x, place in zip(leaves, of(leaves), strict=True)
         ]
         return jax.tree.unflatten(structure, map(_as_part, used, of(leaves)))
@@ -206,50 +207,6 @@ def _whole(array: jax.Array, place: Place, *, ranks: int) -> jax.ShapeDtypeStruc
     return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)
 
 
-def _moved(x: Any, given: Place, wanted: Place, axes: tuple[str, ...]) -> Any:
-    """What a rank of `axes` is to have of an array, from what it has."""
-    if given == wanted:
-        return x
-    if given == SUM:
-        if not isinstance(wanted, Cut):
-            return lax.psum(x, axes)
-        pieces, axis = _pieces(x, wanted)
-        return _joined(lax.psum_scatter(pieces, axes, scatter_dimension=axis, tiled=True), axis, wanted)
-    if isinstance(given, Cut):
-        pieces, axis = _pieces(x, given)
-        if wanted == SUM:
-            size = pieces.shape[axis]
-            shape = (*pieces.shape[:axis], size * lax.axis_size(axes), *pieces.shape[axis + 1 :])
-            first = lax.axis_index(axes) * size
-            return _joined(
-                lax.dynamic_update_slice_in_dim(jnp.zeros_like(x, shape=shape), pieces, first, axis), axis, given
-            )
-        x = _joined(lax.all_gather(pieces, axes, axis=axis, tiled=True, to="invarying"), axis, given)
-    if wanted is None:
-        return x
-    x = as_varying_over(x, frozenset(axes))
-    if not isinstance(wanted, Cut):
-        return jnp.where(lax.axis_index(axes) == 0, x, jnp.zeros_like(x))
-    pieces, axis = _pieces(x, wanted)
-    size = pieces.shape[axis] // lax.axis_size(axes)
-    return _joined(lax.dynamic_slice_in_dim(pieces, lax.axis_index(axes) * size, size, axis), axis, wanted)
-
-
-def _pieces(x: jax.Array, place: Cut) -> tuple[jax.Array, int]:
-    """The array with its pieces along a dimension of their own, and the dimension along which these are cut."""
-    if place.pieces == 1:
-        return x, place.dimension
-    before, after = x.shape[: place.dimension], x.shape[place.dimension + 1 :]
-    return x.reshape(*before, place.pieces, -1, *after), place.dimension + 1
-
-
-def _joined(pieces: jax.Array, axis: int, place: Cut) -> jax.Array:
-    """The inverse of `_pieces`."""
-    if axis == place.dimension:
-        return pieces
-    return pieces.reshape(*pieces.shape[: axis - 1], -1, *pieces.shape[axis + 1 :])
-
-
 def _run(closed: core.ClosedJaxpr, arguments: Sequence[Any], axes: _Axes, planned: Plan | None = None) -> list[Any]:
     """Evaluates a trace by its plan; None: on whole arrays."""
 
@@ -265,7 +222,7 @@ def _run(closed: core.ClosedJaxpr, arguments: Sequence[Any], axes: _Axes, planne
             return varying(read(name))
         if name in gathered and wanted is None:
             return gathered[name]
-        x = varying(_moved(varying(read(name)), *move, axes.parts))
+        x = varying(moved_to(varying(read(name)), *move, axes.parts))
         if wanted is None:
             gathered[name] = x
         if given == SUM:
@@ -290,12 +247,28 @@ def _bound(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, step: Step | N
     params = equation.params | dict(step.rule.params if step else {})
     if step and any(place is not None for _, place in step.moves):
         inputs = [as_varying_over(x, axes.whole.union(axes.parts)) for x in inputs]
-    if step and step.rule.indexed:  # along the dimension of which a rank has a part: from its first element on
-        (_, place), rows, indices = step.moves[0], *inputs[:2]
-        first = lax.axis_index(axes.parts) * rows.shape[place.dimension] if isinstance(place, Cut) else 0
-        inputs[1] = indices.astype(jnp.int32) - first
+    if step and step.rule.indexed:
+        return [_indexed(equation, inputs, axes, step.rule, params)]
     result = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(params))
     return result if equation.primitive.multiple_results else [result]
+
+
+def _indexed(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, rule: Rule, params: Any) -> jax.Array:
+    """A lookup in parts of a table, or an addition to them; of numbers beyond the table as jax does it."""
+    place, mode = next(place for place in rule.wanted if isinstance(place, Cut)), equation.params["mode"]
+    size, is_lookup = inputs[0].shape[place.dimension], equation.primitive.name == "gather"
+    last, indices = size * lax.axis_size(axes.parts) - 1, inputs[1].astype(jnp.int32)
+    fills = is_lookup and mode == lax.GatherScatterMode.FILL_OR_DROP
+    if mode == lax.GatherScatterMode.CLIP or (is_lookup and not fills):
+        indices = jnp.clip(indices, 0, last)
+    inputs[1] = indices - lax.axis_index(axes.parts) * size
+    result: jax.Array = equation.primitive.bind(*inputs, **params)
+    if not fills:
+        return result
+    fill, kept = equation.params["fill_value"], equation.params["dimension_numbers"].offset_dims
+    fill = jnp.nan if fill is None else fill
+    beyond = jnp.expand_dims(((indices < 0) | (indices > last)).any(axis=-1), kept)
+    return jnp.where(beyond & (lax.axis_index(axes.parts) == 0), jnp.asarray(fill, result.dtype), result)
 
 
 def _call(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, step: Step | None) -> _Arrays:
@@ -304,6 +277,15 @@ def _call(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, step: Step | No
     inner: Any = equation.params.get("call_jaxpr", equation.params.get("jaxpr"))
     closed = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
     return _run(closed, inputs, axes)
+
+
+def _solve(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, step: Step | None) -> _Arrays:
+    """A linear system, solved by its own function; rules for its derivative are in the trace already."""
+    del step
+    lengths, functions = (equation.params[name] for name in ("const_lengths", "jaxprs"))
+    first = lengths.matvec + lengths.vecmat
+    constants, right = inputs[first : first + lengths.solve], inputs[sum(lengths) :]
+    return _run(functions.solve, [*constants, *right], axes)
 
 
 def _barrier(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, step: Step | None) -> _Arrays:
@@ -361,5 +343,12 @@ def _cond(equation: core.JaxprEqn, inputs: _Arrays, axes: _Axes, step: Step | No
 
 
 # Operations that hold functions, whose types follow from those of the arguments, as above; and barriers.
-_INNER = {"scan": _scan, "while": _while, "cond": _cond, "optimization_barrier": _barrier}
-_INNER |= dict.fromkeys(("jit", "pjit", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"), _call)
+_INNER = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "optimization_barrier": _barrier,
+    "custom_linear_solve": _solve,
+}
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call")
+_INNER |= dict.fromkeys(_CALLS, _call)

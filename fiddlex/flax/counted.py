@@ -173,7 +173,7 @@ class Sizes(NamedTuple):
     @property
     def held(self) -> int:
         """Elements of the gradients of the widest activation and of what it was made of."""
-        return 2 * max(each.size for each in self.saved)
+        return 2 * max((each.size for each in self.saved), default=0)
 
 
 def _exchanged(

@@ -84,10 +84,10 @@ def plain_functions(parts: dict[str, Part]) -> dict[str, Callable[..., Any]]:
 def by_example(call: Callable[[Keys, jax.Array], Any], keys_B: Keys, x_B: jax.Array) -> Any:
     """`call(key, x)` of a batch; with keys, of each example by itself, so that no layout changes what it draws.
 
-    A loss beside the array is then the mean of those of the examples.
+    A loss beside the array is then the mean of those of the examples. One key in place of keys is for the whole batch.
     """
-    if keys_B is None:
-        return call(None, x_B)
+    if keys_B is None or not keys_B.ndim:
+        return call(keys_B, x_B)
 
     def one(key: jax.Array, x: jax.Array) -> Any:
         y, losses = layer_losses.split(call(key, x[None]))

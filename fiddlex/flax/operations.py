@@ -278,10 +278,9 @@ def _gather(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rul
     """Of rows that are taken from parts of a table: a rank has those of its part among zeros."""
     del ranks
     (place, _), numbers = places, equation.params["dimension_numbers"]
-    fills = equation.params["fill_value"]  # the row of a number beyond the table; NaN by default
-    if not isinstance(place, Cut) or (fills is not None and not math.isnan(fills)):
+    if not isinstance(place, Cut):
         return None
-    if not _is_indexed(equation, place, numbers.start_index_map, numbers.collapsed_slice_dims):
+    if not _is_indexed(place, numbers.start_index_map, numbers.collapsed_slice_dims):
         return None
     return Rule([place, None], [SUM], {"mode": lax.GatherScatterMode.FILL_OR_DROP, "fill_value": 0}, indexed=True)
 
@@ -289,15 +288,13 @@ def _gather(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rul
 def _scatter_add(equation: core.JaxprEqn, place: Cut) -> Rule | None:
     """Of rows that are added to parts of a table: those of other parts are dropped."""
     numbers = equation.params["dimension_numbers"]
-    if not _is_indexed(equation, place, numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims):
+    if not _is_indexed(place, numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims):
         return None
     return Rule([place, None, None], [place], {"mode": lax.GatherScatterMode.FILL_OR_DROP}, indexed=True)
 
 
-def _is_indexed(equation: core.JaxprEqn, place: Cut, indexed: Sequence[int], one_each: Sequence[int]) -> bool:
-    """Whether single rows are numbered along the parts; clipped numbers name other rows than their own."""
-    if equation.params["mode"] == lax.GatherScatterMode.CLIP:
-        return False
+def _is_indexed(place: Cut, indexed: Sequence[int], one_each: Sequence[int]) -> bool:
+    """Whether single rows are numbered along the parts."""
     return place.pieces == 1 and tuple(indexed) == (place.dimension,) and place.dimension in one_each
 
 

@@ -86,10 +86,11 @@ def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ra
             given = [streams.get(shape_of(name)) if place == SUM else place for place, name in pairs]
         # A whole array is a term on one rank; a part that yields is one among zeros, which is less if a sum follows.
         kinds = {place.yields if isinstance(place, Cut) else place for place in given}
-        joins = equation.primitive.name in ADDING and equation.outvars[0] not in summed
-        joins &= kinds == {SUM, None} or (kinds == {SUM, True} and equation.outvars[0] in added)
+        made_first = next(iter(equation.outvars), None)  # none of what only reports
+        joins = equation.primitive.name in ADDING and made_first not in summed
+        joins &= kinds == {SUM, None} or (kinds == {SUM, True} and made_first in added)
         rule, body = (Rule([SUM, SUM], [SUM]), None) if joins else _rule(equation, given, ranks)
-        if place := asked.get(equation.outvars[0]) if set(given) == {None} else None:
+        if place := asked.get(made_first) if set(given) == {None} else None:
             rule = rule_making(equation, place) or rule
         moves = [moved(name, place) for name, place in zip(equation.invars, rule.wanted, strict=True)]
         made.update(zip(equation.outvars, rule.outputs, strict=True))

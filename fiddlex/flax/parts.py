@@ -103,10 +103,10 @@ def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruc
     module, graph = traced
     _check_rest(role, rest, other)
     for path, each in nnx.to_flat_state(params):
-        if not hasattr(_value(each), "shape"):
+        if not hasattr(value := _value(each), "shape"):
             raise ConfigError(
-                f"{role} has {'.'.join(_path(path))}, a nnx.Param of several arrays. Make a nnx.Param of each, in a "
-                "module or a nnx.Dict."
+                f"{role} has {'.'.join(_path(path))}, a nnx.Param that holds a {type(value).__name__} in place of an "
+                "array. Make a nnx.Param of each array, in a module or a nnx.Dict."
             )
     paths = [_path(path) for path, _ in nnx.to_flat_state(params)]
     _check_leaves(role, zip(paths, jax.tree.leaves(params), strict=True))
@@ -228,7 +228,10 @@ def _check_rest(role: str, rest: Any, other: Any) -> None:
     for (path, each), (_, different) in zip(*map(nnx.to_flat_state, (rest, other)), strict=True):
         if isinstance(each, nnx.BatchStat):
             raise _changing(role, f"{'.'.join(_path(path))}, a nnx.BatchStat")
-        if not isinstance(each, nnx.RngState) and not jnp.array_equal(*map(_value, (each, different))):
+        if isinstance(each, nnx.RngState):
+            continue
+        leaves = zip(*map(jax.tree.leaves, map(_value, (each, different))), strict=True)
+        if not all(jnp.array_equal(a, b, equal_nan=True) for a, b in leaves):
             raise ConfigError(
                 f"{role} keeps {'.'.join(_path(path))}, random numbers outside a nnx.Param. They would be the same in "
                 "all layers, and in no checkpoint: make it a nnx.Param, or compute it from the config."
@@ -243,14 +246,16 @@ def _check_unwritten(role: str, called: Callable[..., Any], params: Any, rest: A
         found[:] = called(*args)
         return [_value(each) for _, each in found]
 
+    def numbered(state: Any) -> list[tuple[Path, int]]:
+        return [(_path(path), i) for path, each in state for i, _ in enumerate(jax.tree.leaves(_value(each)))]
+
     trace = Trace.of(leaves, params, rest, *others)
     first = len(jax.tree.leaves(params))
-    kept = {
-        _path(path): name for (path, _), name in zip(nnx.to_flat_state(rest), trace.jaxpr.invars[first:], strict=False)
-    }
-    for (path, each), name in zip(found, trace.jaxpr.outvars, strict=True):
-        if kept.get(_path(path)) is not name:
-            raise _changing(role, f"{'.'.join(_path(path))}, a nnx.{type(each).__name__}")
+    kept = dict(zip(numbered(nnx.to_flat_state(rest)), trace.jaxpr.invars[first:], strict=False))
+    types = {_path(path): type(each).__name__ for path, each in found}
+    for leaf, name in zip(numbered(found), trace.jaxpr.outvars, strict=True):
+        if kept.get(leaf) is not name:
+            raise _changing(role, f"{'.'.join(leaf[0])}, a nnx.{types[leaf[0]]}")
 
 
 def _changing(role: str, what: str) -> ConfigError:
@@ -273,9 +278,15 @@ def _check_leaves(role: str, leaves: Any) -> None:
                 f"{role} has {'.'.join(path)}; names are words of letters, digits and underscores: rename {wrong[0]!r}."
             )
         if each.dtype != jnp.float32:
+            trained = jnp.issubdtype(each.dtype, jnp.floating)
             raise ConfigError(
                 f"{role} has {'.'.join(path)} in {each.dtype}. fiddlex keeps weights in float32 and computes with them "
-                "in model.dtype: give the module param_dtype=float32 (Flax's default)."
+                "in model.dtype: "
+                + (
+                    "give the module param_dtype=float32 (Flax's default)."
+                    if trained
+                    else "no parameter is of that kind."
+                )
             )
 
 

@@ -127,7 +127,7 @@ def warn_of_whole(config: Config, functions: Functions) -> None:
             f"model.vocab_size={size} has no equal parts for them; model.vocab_size={padded} has, and its further "
             "tokens never occur"
             if padded != size
-            else "no weight of theirs has a dimension that is config.vocab_size: let the modules take it from there",
+            else "no weight of theirs has a dimension that is config.vocab_size, or sizes depend on it in another way",
         )
     part = functions.parts["layers"]
     leaves = list(flat(jax.eval_shape(part.init, jax.random.key(0))))

@@ -64,14 +64,26 @@ def check(config: Config, parts: dict[str, Part]) -> bool:
     model, one = config.model, call_types(config, num_sequences=1)
     logits = jax.ShapeDtypeStruct((1, model.seq_len, model.vocab_size), model.dtype)
     results = {"embed": one.activations, "block": one.activations, "head": logits}
-    silent, drawn = (_arguments(config, parts, keys) for keys in (None, one.keys))
-    called = drawn if model.dropout else silent
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    silent, drawn, by_example = (_arguments(config, parts, keys) for keys in (None, key, one.keys))
     functions = plain_functions(parts)
     for name, function in functions.items():
-        made = jax.eval_shape(function, *called[name])
+        made = jax.eval_shape(function, *silent[name])
+        if model.dropout:
+            made = _dropped(name, function, by_example[name])
         _check_result(name, layer_losses.split(made)[0] if name == "block" else made, results[name], config)
         _check_draws(name, function, silent=silent[name], drawn=drawn[name], config=config)
     return _adds_loss(functions["block"], silent["block"], drawn["block"])
+
+
+def _dropped(role: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    try:
+        return jax.eval_shape(function, *arguments)
+    except NotImplementedError as error:
+        raise ConfigError(
+            f"{role} cannot be called for one example at a time, as under model.dropout, so that no layout changes "
+            f"what it draws: jax.vmap says {error}. Use model.dropout=0, or another operation."
+        ) from error
 
 
 def _adds_loss(block: Callable[..., Any], silent: tuple[Any, ...], drawn: tuple[Any, ...]) -> bool:
@@ -151,7 +163,7 @@ def _check_result(role: str, made: Any, expected: jax.ShapeDtypeStruct, config: 
     found = f"{dtype}{list(shape)}" if shape is not None else type(made).__name__
     what = {"head": "logits of model.vocab_size tokens at each position"}.get(role, "activations of model.hidden_size")
     hint = ""
-    if shape == expected.shape:
+    if shape == expected.shape and jnp.issubdtype(dtype, jnp.floating):
         hint = (
             " Give its modules dtype=config.dtype, above all nnx.Embed, which without it computes in the dtype of "
             "the table that it made."

@@ -167,7 +167,8 @@ class LinenHead(linen.Module):
 
     @linen.compact
     def __call__(self, x):
-        return linen.Dense(self.config.vocab_size, use_bias=False, name="output")(linen.RMSNorm()(x))
+        sharpness = self.param("sharpness", linen.initializers.ones, ()).astype(x.dtype)
+        return sharpness * linen.Dense(self.config.vocab_size, use_bias=False, name="output")(linen.RMSNorm()(x))
 
 
 NNX = family(embed=Embed, block=Block, head=Head)

@@ -1,6 +1,7 @@
 """Blocks that nobody here wrote train as plain Flax does on one device, and compute what their packages' models do."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from fiddlex.config.families import FAMILIES
 from fiddlex.models.registry import make_model
 from tests import reference
 from tests.flax.published import PACKAGES
+from tests.train import layouts
 from tests.train.layouts import Case, cases, check_layout
 
 # Each for every package, ten steps. The default tier has the first for one package of Linen and one of NNX.
@@ -34,19 +36,22 @@ mesh  model schedule         v m layers  sp recompute optimizer zero1 dropout se
 1x2x2 -     1f1b             1 4 -       -  none      adamw     -     -       sync          -
 2x2x2 -     interleaved_1f1b 2 4 -       -  full      adamw     zero1 dropout 2bw           extrapolate,1,1
 2x1x4 -     gpipe            1 2 -       -  none      sgd       zero1 -       sync          -
+1x2x2 -     zb_h1            1 4 -       sp none      adamw     -     -       sync          -
+2x2x2 -     interleaved_1f1b 2 4 -       sp full      sgd       zero1 dropout 2bw           -
 """)
 DEFAULT = ("gpt2", "dantinox")
+# A change of initial weights in their last bit changes the reference as much (the last test).
+ROUGH = dataclasses.replace(LAYOUTS[9], model="mamba2")
 
 
-def parameters() -> list[object]:
-    return [
-        pytest.param(
-            dataclasses.replace(layout, model=name),
-            marks=() if number == 0 and name in DEFAULT else pytest.mark.long,
-        )
-        for name in PACKAGES
-        for number, layout in enumerate(LAYOUTS)
-    ]
+def parameters() -> Iterator[object]:
+    for name in PACKAGES:
+        for number, layout in enumerate(LAYOUTS):
+            case = dataclasses.replace(layout, model=name)
+            marks = [] if number == 0 and name in DEFAULT else [pytest.mark.long]
+            if case == ROUGH:
+                marks.append(pytest.mark.xfail(raises=AssertionError, strict=False, reason="the reference is as rough"))
+            yield pytest.param(case, marks=marks)
 
 
 def use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +59,7 @@ def use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, name, PACKAGES[name].family)
 
 
-@pytest.mark.parametrize("layout", parameters(), ids=str)
+@pytest.mark.parametrize("layout", list(parameters()), ids=str)
 def test_every_layout_trains_as_plain_flax_does(
     layout: Case, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,3 +81,31 @@ def test_the_plain_loss_is_that_of_the_package_s_own_model(
     weights["head"]["tokens"] = weights["embedding"].get("tokens", {})
     loss = PACKAGES[name].loss(weights, {"tokens": tokens, "targets": targets}, jnp.int32(0), tiny_config)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
+@pytest.mark.long
+def test_the_reference_is_as_rough_as_one_layout_misses_it(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `ROUGH` misses 1e-5, the one-device reference itself changes by as much with last bits of its weights."""
+    use(ROUGH.model, monkeypatch)
+    trainer, draw = ROUGH.trainer(tiny_config), np.random.default_rng(0)
+
+    def gradients(initial: object) -> list[np.ndarray]:
+        monkeypatch.setattr(layouts, "_references", {})
+        state = layouts._expected_training(ROUGH, trainer, initial)["optimizer"]
+        return jax.tree.leaves(reference.in_parts(lambda state: optax.tree.get(state, "mu"), state))
+
+    def changed(weight: jax.Array) -> np.ndarray:
+        return np.nextafter(weight, draw.choice([-np.inf, np.inf], weight.shape).astype(np.float32))
+
+    plain = gradients(trainer.weights())
+    least = 1e-3 * max(map(np.linalg.norm, plain))
+    found = [gradients(jax.tree.map(changed, trainer.weights())) for _ in range(3)]
+    differences = [
+        np.linalg.norm(each - wanted) / max(np.linalg.norm(wanted), least)
+        for tree in found
+        for each, wanted in zip(tree, plain, strict=True)
+    ]
+    print(f"largest relative difference {max(differences):.1e}")
+    assert max(differences) > 1e-5 / 2

@@ -13,7 +13,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.flax import Loss, family
 from fiddlex.train.trainer import Trainer
 from tests.flax import modules
-from tests.flax.test_family import Sown
+from tests.flax.test_family import Sown, losses
 
 
 class Normalised(modules.Block):
@@ -160,7 +160,7 @@ class Failing(modules.Block):
             {"embed": lambda config: 3},
             r"embed makes int; it must make a flax.nnx.Module from the config and `rngs`, or a flax.l",
         ),
-        ({"block": Together}, r"block has scales, a nnx.Param of several arrays\. Make a nnx.Param of each"),
+        ({"block": Together}, r"block has scales, a nnx.Param that holds a dict in .*\. Make a nnx.Param of each"),
         ({"block": Failing}, r"test_refused_modules\.py, line \d+: AttributeError: .*nothing"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -175,10 +175,42 @@ def test_what_a_pipeline_cannot_run_is_told(
             Trainer(config)
 
 
+class Routed(nnx.Module):
+    """Each position has one of four experts, by products that `jax.vmap` does not take. Keeps tables in a tuple."""
+
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        hidden, shape = config.hidden_size, (4, config.hidden_size, config.hidden_size)
+        self.router = nnx.Linear(hidden, 4, rngs=rngs)
+        self.kernels = nnx.Param(nnx.initializers.normal(0.2)(rngs.params(), shape))
+        self.tables, self.cache = nnx.Variable((jnp.full(hidden, 1.5), jnp.full(hidden, 0.5))), nnx.Cache(None)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        flat = x.reshape(-1, x.shape[-1])
+        shares = jax.nn.softmax(self.router(flat))
+        order, (scale, offset) = jnp.argsort(shares.argmax(-1)), self.tables.get_value()
+        sizes = jnp.bincount(shares.argmax(-1), length=4)
+        y = jax.lax.ragged_dot(flat[order] * scale + offset, self.kernels.get_value(), sizes)
+        return x + (y[jnp.argsort(order)] * shares.max(-1, keepdims=True)).reshape(x.shape)
+
+
+def test_what_takes_no_single_examples_runs_where_nothing_is_dropped(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FAMILIES, "nnx", family(embed=modules.Embed, block=Routed, head=modules.Head))
+    expected = losses(config, 2)
+    config.mesh.data, config.mesh.tensor, config.mesh.sequence_parallel = 1, 2, True
+    assert losses(config, 2) == pytest.approx(expected, rel=1e-5)
+    config.model.dropout = 0.1
+    with pytest.raises(
+        ConfigError, match=r"^.*: block cannot be called for one example at a time, as under model\.dro"
+    ):
+        Trainer(config)
+
+
 @pytest.mark.parametrize(
     ("section", "field", "value", "message"),
     [
-        ("mesh", "sequence_parallel", True, r"^mesh.sequence_parallel=True with model.family=nnx: "),
+        ("mesh", "collective_matmul", True, r"^mesh.collective_matmul=True with model.family=nnx: "),
         (
             "pipeline",
             "recompute",
@@ -190,7 +222,7 @@ def test_what_a_pipeline_cannot_run_is_told(
 def test_what_needs_the_parts_of_layers_is_refused(
     section: str, field: str, value: Any, message: str, config: Config
 ) -> None:
-    config.mesh.tensor = 2
+    config.mesh.tensor, config.mesh.sequence_parallel = 2, True
     setattr(getattr(config, section), field, value)
     with pytest.raises(ConfigError, match=message):
         config.validate()

@@ -99,16 +99,54 @@ def branching(w: Tree, x: jax.Array) -> jax.Array:
     return y @ w["down"]
 
 
+def in_chunks(w: Tree, x: jax.Array) -> jax.Array:
+    """A recurrence from zeros whose steps are computed again in the backward pass, four at a time."""
+
+    def step(state: jax.Array, y: jax.Array) -> Any:
+        state = jnp.tanh(0.9 * state + y)
+        return state, state
+
+    y = jnp.swapaxes(x @ w["up"], 0, 1)
+    chunk = jax.checkpoint(lambda state, ys: lax.scan(step, state, ys))
+    _, ys = lax.scan(chunk, jnp.zeros(y.shape[1:]), y.reshape(2, 4, *y.shape[1:]))
+    return jnp.swapaxes(ys.reshape(y.shape), 0, 1) @ w["down"]
+
+
+@jax.checkpoint
+def reporting(w: Tree, x: jax.Array) -> jax.Array:
+    """Operations that make nothing: a report, and in the backward pass the branches that save nothing."""
+    y = x @ w["up"]
+    jax.debug.callback(lambda mean: None, y.mean())
+    return lax.cond(jnp.abs(y).mean() > 0.1, lambda y: y / 2, lambda y: y, y) @ w["down"]
+
+
+def solved(w: Tree, x: jax.Array) -> jax.Array:
+    """A linear system, which a loop solves."""
+    a = 2 * jnp.eye(8) + 0.1 * jnp.tri(8) @ jnp.tri(8).T
+    y, _ = jax.scipy.sparse.linalg.cg(lambda y: jnp.einsum("st,btf->bsf", a, y), x @ w["up"])
+    return y @ w["down"]
+
+
+def smoothed(w: Tree, x: jax.Array) -> jax.Array:
+    """A fused projection, smoothed along the positions before it is split; such scans make arrays without elements."""
+    y = lax.cummax(x @ w["up"], axis=1)
+    _, y = lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (jnp.full_like(y, 0.9), y), axis=1)
+    gate, value = jnp.split(y, 2, axis=-1)
+    return (jax.nn.silu(gate) * value) @ w["down"]
+
+
 def looked_up(w: Tree, x: jax.Array) -> jax.Array:
-    """Rows of a table by their number and by a product, and the softmax of the scores of all rows."""
+    """Rows of a table by numbers, also beyond it, and by a product, and the softmax of the scores of all rows."""
     ids = jnp.abs(10 * x[..., 0]).astype(jnp.int32) % 32
     y = (
         x
         + jnp.take(w["table"], ids, axis=0)
         + jax.nn.one_hot(31 - ids, 32) @ w["table"]
         + w["table"].astype(x.dtype)[ids]
+        + w["table"][ids + 4]
         + w["table"].at[ids + 16].get(mode="clip")
         + w["table"].at[ids + 8].get(mode="fill", fill_value=0.5)
+        + jnp.nan_to_num(jnp.take(w["table"], ids + 12, axis=0), nan=0.25)
     )
     return y * jax.nn.softmax(y @ w["table"].T + w["bias"])[..., :16]
 
@@ -136,6 +174,10 @@ CASES = {
         {"up": Cut(0), "bias": Cut(0), "down": Cut(1)},
     ),
     "fused": (gated, {"up": (16, 64), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
+    "fused, along positions": (smoothed, {"up": (16, 64), "down": (32, 16)}, {"up": Cut(1, 2), "down": Cut(0)}),
+    "chunks": (in_chunks, {"up": (16, 32), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
+    "reports": (reporting, {"up": (16, 32), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
+    "linear system": (solved, {"up": (16, 32), "down": (32, 16)}, {"up": Cut(1), "down": Cut(0)}),
     "fused, in pieces": (gated, {"up": (16, 64), "down": (32, 16)}, {"up": Cut(1, 2), "down": Cut(0)}),
     "queries, keys and values": (
         attention,

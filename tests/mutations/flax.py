@@ -50,16 +50,30 @@ MUTATIONS = (
     Mutation(
         "flax-rows-of-the-first-rank-looked-up",
         "fiddlex/flax/alone.py",
-        old="inputs[1] = indices.astype(jnp.int32) - first",
-        new="inputs[1] = indices.astype(jnp.int32)",
+        old="inputs[1] = indices - lax.axis_index(axes.parts) * size",
+        new="inputs[1] = indices",
         tests=(f"{SHARED}[table-whole]",),
     ),
     Mutation(
         "flax-clipped-rows-dropped",
-        OPERATIONS,
-        old='if equation.params["mode"] == lax.GatherScatterMode.CLIP:',
-        new="if False:",
+        "fiddlex/flax/alone.py",
+        old="if mode == lax.GatherScatterMode.CLIP or (is_lookup and not fills):",
+        new="if is_lookup and mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS:",
         tests=(f"{SHARED}[table-whole]",),
+    ),
+    Mutation(
+        "flax-rows-beyond-a-table-of-zeros",
+        "fiddlex/flax/alone.py",
+        old="    if not fills:\n        return result\n",
+        new="    if True:\n        return result\n",
+        tests=(f"{SHARED}[table-whole]",),
+    ),
+    Mutation(
+        "flax-inner-calls-as-one-operation",
+        "fiddlex/flax/alone.py",
+        old='"pjit", "closed_call", ',
+        new='"pjit", ',
+        tests=(f"{SHARED}[chunks-whole]",),
     ),
     Mutation(
         "flax-gradient-of-a-table-of-whole-rows",
@@ -92,8 +106,8 @@ MUTATIONS = (
     Mutation(
         "flax-random-constants-taken",
         "fiddlex/flax/parts.py",
-        old="if not isinstance(each, nnx.RngState) and not",
-        new="if not isinstance(each, nnx.RngState) and None and not",
+        old="if not all(jnp.array_equal(a, b, equal_nan=True) for a, b in leaves):",
+        new="if False:",
         tests=("tests/flax/test_refused_modules.py::test_what_a_pipeline_cannot_run_is_told",),
     ),
     Mutation(
@@ -148,7 +162,7 @@ MUTATIONS = (
     Mutation(
         "flax-sum-of-positions-for-each-term",
         PARTITION,
-        old="(kinds == {SUM, True} and equation.outvars[0] in added)",
+        old="(kinds == {SUM, True} and made_first in added)",
         new="(kinds == {SUM, True} and False)",
         tests=(CHOSEN.replace("2-Block-float32", "4-PostNorm-bfloat16"),),
     ),

@@ -38,9 +38,9 @@ def whole(weights: Weights, model: Model, layout: WeightLayout) -> Weights:
     host, rows = jax.tree.map(on_host, weights), np.asarray(layout.placement.rows)
 
     def unpadded(axes: tuple[str | None, ...], w: np.ndarray) -> np.ndarray:
-        if axes[0] == "layers":
+        if axes[:1] == ("layers",):
             return w[rows]
-        return w[: model.config.vocab_size] if axes[0] == "vocab" else w
+        return w[: model.config.vocab_size] if axes[:1] == ("vocab",) else w
 
     return jax.tree.map(unpadded, model.axes(), host, is_leaf=lambda x: isinstance(x, tuple))
 
@@ -50,9 +50,9 @@ def placed(host: Weights, model: Model, layout: WeightLayout, mesh: Mesh) -> Wei
     layers = np.asarray(layout.placement.layers)
 
     def padded(axes: tuple[str | None, ...], w: np.ndarray, like: jax.ShapeDtypeStruct) -> np.ndarray:
-        if axes[0] == "layers":
+        if axes[:1] == ("layers",):
             return np.where((layers != PADDING).reshape(-1, *[1] * (w.ndim - 1)), w[np.maximum(layers, 0)], 0)
-        return np.pad(w, [(0, like.shape[0] - len(w)), *[(0, 0)] * (w.ndim - 1)])
+        return w if w.shape == like.shape else np.pad(w, [(0, like.shape[0] - len(w)), *[(0, 0)] * (w.ndim - 1)])
 
     arrays = jax.tree.map(padded, model.axes(), host, layout.shapes, is_leaf=lambda x: isinstance(x, tuple))
     placed: Weights = on_devices(arrays, layout.master_shardings(mesh))
