@@ -219,12 +219,12 @@ def test_ranks_together_compute_what_one_device_does(case: str, positions: bool)
         for name, shape in shapes.items()
     }
     terms = {name for name in shapes if (positions if name not in places else places[name].pieces > 1)}
-    of_x = P(None, "tensor") if positions else P()
+    of_x = P("data", "tensor" if positions else None)  # activations vary over other axes too
 
     @jax.jit
     @functools.partial(
         jax.shard_map,
-        mesh=Mesh(np.array(jax.devices()[:RANKS]), ("tensor",)),
+        mesh=Mesh(np.array([jax.devices()[:RANKS]]), ("data", "tensor")),
         in_specs=(specs, of_x, of_x),
         out_specs=(of_x, specs, of_x),
     )
