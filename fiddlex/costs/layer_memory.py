@@ -121,6 +121,8 @@ class LayerMemory:
         again, moments, before = self._again, [], -self.input  # the stash counts the layer's input
         for branch in self.network.branches:
             saved = self._bytes(branch)
+            for each in branch * (again and self.backend.repeats):
+                saved = each.remade(self.arrays, saved, fuses=self.backend.fuses)
             if any(isinstance(each, Attention) for each in branch):
                 moments.append(self.attention.forward() + (before + saved) * (not self.backend.fuses))
                 moments.append((before + saved) * again + self.attention.backward())

@@ -7,7 +7,7 @@ results are made of, or make.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.flax.alone import Trace, pull, with_vjp
 from fiddlex.flax.model import Functions, Keys
-from fiddlex.flax.operations import Cut, Place, cut, stored_whole
+from fiddlex.flax.operations import COSTLY, FUSED, SHAPED, Cut, Place, cut, stored_whole
 from fiddlex.flax.partition import KEPT, Plan, Step, of_gradient, plan
 from fiddlex.models.weights import Weights
 from fiddlex.pipeline import layer_losses
@@ -132,6 +132,7 @@ class Sizes(NamedTuple):
     products: list[Counted]
     moved: int  # elements
     exchanged: tuple[float, float]  # in the forward and the backward pass, in sums of the input over the ranks
+    remade: tuple[int, int]  # as `_Derivative.remade`
     saved: list[jax.core.ShapedArray]
     encoded: list[bool]
     left: int  # bytes
@@ -166,9 +167,9 @@ class Sizes(NamedTuple):
         jax.eval_shape(jax.shard_map(counted, mesh=mesh, in_specs=in_specs, out_specs=of_x), weights, x, keys)
         places = [*functions.places, functions.stream]
         forward = _Forward.of(functions.plain["block"], places, ranks, len(leaves), weights, x, keys)
-        sent = _exchanged(functions.plain["block"], places, functions.stream, ranks, (weights, x, keys))
-        forward_sums, backward_sums = (each / (2 * x.size) for each in sent)
-        return cls(forward.products(), forward.moved(), (forward_sums, backward_sums), *found)
+        made = _Derivative.of(functions.plain["block"], places, functions.stream, ranks, weights, x, keys)
+        forward_sums, backward_sums = (each / (2 * x.size) for each in made.exchanged)
+        return cls(forward.products(), forward.moved(), (forward_sums, backward_sums), made.remade, *found)
 
     @property
     def held(self) -> int:
@@ -176,27 +177,69 @@ class Sizes(NamedTuple):
         return 2 * max((each.size for each in self.saved), default=0)
 
 
-def _exchanged(
-    function: Callable[..., Tree], places: Sequence[Place], result: Place, ranks: int, arguments: tuple[Tree, ...]
-) -> tuple[int, int]:
-    """How many elements a rank sends, about, in a call of `alone(function, …)` and in the call's derivative.
+class _Derivative(NamedTuple):
+    """What a rank exchanges in a call of `alone(function, …)` and in its derivative, and saves between the two."""
 
-    It has `places` of the weights and of `x`, and is to have `result` of the first result. Arguments are whole.
-    """
-    terms = places[-1] is not None
+    exchanged: tuple[int, int]  # elements that a rank sends, about, in the call and in its derivative
+    # bytes that a backward pass which begins with the call holds of what the call saves: where products fuse with
+    # elementwise work, and where they do not
+    remade: tuple[int, int]
 
-    def planned(trace: Trace, places: Sequence[Place], wanted: Sequence[Place]) -> Plan:
-        others = len(trace.jaxpr.invars) - len(places), len(trace.jaxpr.outvars) - len(wanted)
-        return plan(trace.jaxpr, [*places, *[None] * others[0]], [*wanted, *[KEPT] * others[1]], ranks)
+    @classmethod
+    def of(
+        cls, function: Callable[..., Tree], places: Sequence[Place], result: Place, ranks: int, *arguments: Tree
+    ) -> "_Derivative":
+        """Of whole arguments, of which a rank has `places` of weights and input; it is to have `result` first."""
+        terms = places[-1] is not None
 
-    forward = Trace.of(functools.partial(with_vjp, function), *arguments)
-    y, vjp = jax.tree.unflatten(forward.results, [name.aval for name in forward.jaxpr.outvars])
-    results = [result, *[None] * (len(jax.tree.leaves(y)) - 1)]
-    made = planned(forward, places, results)
-    backward = Trace.of(pull, vjp, y)
-    gradients = [*(of_gradient(place, terms=terms) for place in places[:-1]), places[-1]]
-    pulled = planned(backward, [*made.places[len(results) :], *results], gradients)
-    return made.exchanged, pulled.exchanged
+        def planned(trace: Trace, places: Sequence[Place], wanted: Sequence[Place]) -> Plan:
+            others = len(trace.jaxpr.invars) - len(places), len(trace.jaxpr.outvars) - len(wanted)
+            return plan(trace.jaxpr, [*places, *[None] * others[0]], [*wanted, *[KEPT] * others[1]], ranks)
+
+        forward = Trace.of(functools.partial(with_vjp, function), *arguments)
+        y, vjp = jax.tree.unflatten(forward.results, [name.aval for name in forward.jaxpr.outvars])
+        results = [result, *[None] * (len(jax.tree.leaves(y)) - 1)]
+        made = planned(forward, places, results)
+        backward = Trace.of(pull, vjp, y)
+        gradients = [*(of_gradient(place, terms=terms) for place in places[:-1]), places[-1]]
+        pulled = planned(backward, [*made.places[len(results) :], *results], gradients)
+        saved = list(zip(forward.jaxpr.outvars[len(results) :], backward.jaxpr.invars, strict=False))
+        read = _operands(backward.jaxpr)
+        operands = _names([name for name, after in saved if after in read])
+        others = _names([name for name, _ in saved])
+        fused = _remade(forward.jaxpr, made, [], others, ranks, FUSED)
+        apart = _remade(forward.jaxpr, made, operands, others, ranks, FUSED - COSTLY)
+        return cls((made.exchanged, pulled.exchanged), (fused, apart))
+
+
+def _operands(jaxpr: core.Jaxpr) -> set[Any]:
+    """The arguments that are operands of other than elementwise work, so that a compiler holds them."""
+    found = set[Any]()
+    for equation in reversed(jaxpr.eqns):
+        moves = equation.primitive.name in SHAPED and found.intersection(equation.outvars)
+        if equation.primitive.name not in FUSED or moves:
+            found.update(_names(equation.invars))
+    return found.intersection(jaxpr.invars)
+
+
+def _remade(
+    jaxpr: core.Jaxpr, planned: Plan, held: Sequence[Any], others: Sequence[Any], ranks: int, fused: Set[str]
+) -> int:
+    """Bytes of the arrays `held`, and of those from which the operations `fused` make the others."""
+    makers = {name: pair for pair in zip(jaxpr.eqns, planned.steps, strict=True) for name in pair[0].outvars}
+    waiting, seen, size = [*others, *held], set[Any](), 0
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in makers:
+            continue
+        seen.add(name)
+        equation, step = makers[name]
+        if equation.primitive.name in fused and name not in held:
+            waiting += _names(equation.invars)
+        else:
+            place = step.rule.outputs[equation.outvars.index(name)]
+            size += math.prod(cut(name.aval.shape, place, ranks)) * name.aval.dtype.itemsize
+    return size
 
 
 def _left(vjp: SplitVjp, weights: Weights, x: Any, again: Tree) -> int:

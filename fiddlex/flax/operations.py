@@ -325,6 +325,10 @@ _ELEMENTWISE = {
     "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub",
     "tan", "tanh", "xor",
 }  # fmt: skip
+SHAPED = {"broadcast_in_dim", "reshape", "transpose", "squeeze", "convert_element_type"}
+# what a compiler may fuse into each operation that reads it, and of that what it does not repeat for each
+FUSED = _ELEMENTWISE | SHAPED | {"slice", "split", "iota", "pad", "rev"}
+COSTLY = {"exp", "exp2", "expm1", "tanh", "erf", "erfc", "logistic", "log", "log1p", "pow", "sin", "cos", "div", "sqrt"}
 _RULES: dict[str, _Rules] = {
     "optimization_barrier": _barrier,
     "dot_general": _dot_general,

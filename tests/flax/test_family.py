@@ -20,6 +20,7 @@ from fiddlex.flax import Loss, family
 from fiddlex.flax.alone import alone
 from fiddlex.hardware.topology import load_topology
 from fiddlex.models.registry import make_model, network_of
+from fiddlex.models.traced_layer import PerSequence, Traced
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.search import search
@@ -205,6 +206,27 @@ def test_memory_is_predicted(name: str, schedule: str, recompute: str, config: C
     config.pipeline.schedule, config.pipeline.recompute = schedule, recompute
     program = make_program(config)
     assert temporaries(predicted(program.config)) == pytest.approx(temporary_bytes(program, program.step), rel=0.1)
+
+
+class Gated(nnx.Module):
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        hidden, units = config.hidden_size, config.mlp_size
+        self.gate, self.value, self.down = (
+            nnx.Linear(*sizes, use_bias=False, rngs=rngs)
+            for sizes in [(hidden, units), (hidden, units), (units, hidden)]
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x + self.down(nnx.sigmoid(self.gate(x)) * self.value(x))
+
+
+def test_a_layer_that_runs_again_holds_what_no_compiler_fuses(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "nnx", family(embed=modules.Embed, block=Gated, head=modules.Head))
+    (operation,) = network_of(config).operations
+    assert isinstance(operation, Traced)
+    array = 4 * config.model.seq_len * config.model.mlp_size
+    # Results of two products, or of the sigmoid and the product that is an operand too; never the derivative's factors.
+    assert operation.remakes == (PerSequence(0, 2 * array), PerSequence(0, 3 * array))
 
 
 def test_it_is_planned(config: Config) -> None:
