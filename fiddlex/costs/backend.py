@@ -23,8 +23,6 @@ class Backend:
     fuses: bool
     # float32 products round inputs to bfloat16 (default precision), in which memory holds arrays that only they read
     rounds_products: bool
-    # elementwise work is repeated for each operation that reads it, where memory would hold its results
-    repeats: bool = True
     draws_inside: bool = False  # random words take no memory although `fuses` is False
     # memory holds gradients of scores and logits only in the compute dtype, beside the float32 scores and logits
     rounds_gradients: bool = False
@@ -53,7 +51,7 @@ class Backend:
         return flash_kernel(self.platform, config, capability=self.capability, dropout=config.model.dropout > 0)
 
 
-CPU = Backend("cpu", fuses=False, rounds_products=False, repeats=False)
+CPU = Backend("cpu", fuses=False, rounds_products=False)
 TPU = Backend(
     "tpu",
     fuses=True,

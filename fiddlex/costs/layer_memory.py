@@ -121,15 +121,14 @@ class LayerMemory:
         again, moments, before = self._again, [], -self.input  # the stash counts the layer's input
         for branch in self.network.branches:
             saved = self._bytes(branch)
-            for each in branch * (again and self.backend.repeats):
-                saved = each.remade(self.arrays, saved, fuses=self.backend.fuses)
             if any(isinstance(each, Attention) for each in branch):
                 moments.append(self.attention.forward() + (before + saved) * (not self.backend.fuses))
                 moments.append((before + saved) * again + self.attention.backward())
                 saved += self.attention.probabilities() if self.backend.fuses else self.attention.softmax()
             else:
-                held = sum(each.held(self.arrays) for each in branch)
-                moments.append((before + saved) * again + held * self.arrays.itemsize)
+                held = sum(each.held(self.arrays) for each in branch) * self.arrays.itemsize
+                held += sum(each.remade(self.arrays) for each in branch) * (not self.backend.fuses)
+                moments.append((before + saved) * again + held)
             if self.arrays.parts > 1:
                 moments.append(before * again + self._gathered_again(branch, again=again))
             before += saved

@@ -25,6 +25,7 @@ from jax.extend import core
 from fiddlex.flax.moves import moved_to
 from fiddlex.flax.operations import SUM, Cut, Place, Rule, stored_whole
 from fiddlex.flax.partition import KEPT, Plan, Step, of_gradient, plan, scan_sizes
+from fiddlex.flax.saved import passes
 from fiddlex.parallel.collectives import as_varying_over, axes_of
 
 Tree = Any
@@ -35,6 +36,17 @@ class _Axes(NamedTuple):
 
     whole: frozenset[str]
     parts: tuple[str, ...]
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["weights", "again", "arrays"], meta_fields=["second"])
+@dataclasses.dataclass(frozen=True)
+class _Saved:
+    """What a forward pass saves, and the backward pass that takes it."""
+
+    second: "_Inlined"
+    weights: Tree
+    again: Tree
+    arrays: list[Any]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["place"])
@@ -80,23 +92,39 @@ def alone(
         return [result, *[None] * (structure.num_leaves - 1)]
 
     value = _Inlined(function, results, axes, terms=terms)
-    derivative = _Inlined(
-        functools.partial(with_vjp, function), lambda made: results(made.children()[0]), axes, terms=terms
-    )
     gradients = [*(of_gradient(place, terms=terms) for place in places), given] if places else []
-    pulled = _Inlined(pull, lambda made: gradients, axes, terms=terms)
+    kept = dict[Any, tuple[_Inlined, _Inlined]]()
+
+    def halves(*args: Tree) -> tuple[_Inlined, _Inlined]:
+        """The forward pass and the backward pass of arguments of such types."""
+        key, types, known, ranks = _described(args, axes)
+        if key not in kept:
+            trace = Trace.of(functools.partial(with_vjp, function), *types)
+            wanted = results(trace.results.children()[0])
+            planned = plan(trace.jaxpr, known, [*wanted, *[KEPT] * (len(trace.jaxpr.outvars) - len(wanted))], ranks)
+            first, second = passes(
+                trace.closed, trace.results.children(), planned, [len(jax.tree.leaves(each)) for each in types], ranks
+            )
+            kept[key] = (
+                _Inlined(first, lambda made: results(made.children()[0]), axes, terms=terms),
+                _Inlined(second, lambda made: gradients, axes, terms=terms),
+            )
+        return kept[key]
 
     @jax.custom_vjp
     def evaluated(weights: Tree, x: jax.Array, again: Tree) -> Tree:
         return value(parts(weights), _as_part(x, given), again)
 
     def forward(weights: Tree, x: jax.Array, again: Tree) -> tuple[Tree, Tree]:
-        made: tuple[Tree, Tree] = derivative(parts(weights), _as_part(x, given), again)
-        return made
+        args = parts(weights), _as_part(x, given), again
+        first, second = halves(*args)
+        y, saved = first(*args)
+        return y, _Saved(second, weights, again, saved)
 
-    def backward(vjp: Tree, dy: Tree) -> tuple[Tree, Tree, None]:
+    def backward(saved: _Saved, dy: Tree) -> tuple[Tree, Tree, None]:
         leaves, structure = jax.tree.flatten(dy)
-        dweights, dx = pulled(vjp, jax.tree.unflatten(structure, map(_as_part, leaves, results(structure))))
+        dy = jax.tree.unflatten(structure, map(_as_part, leaves, results(structure)))
+        dweights, dx = saved.second(parts(saved.weights), saved.again, saved.arrays, dy)
         return dweights, dx, None
 
     evaluated.defvjp(forward, backward)
@@ -173,15 +201,10 @@ class _Inlined:
         self._traces: dict[Any, tuple[Trace, Plan]] = {}
 
     def __call__(self, *args: Tree) -> Tree:
-        parts, structure = jax.tree.flatten(args, is_leaf=_is_part)
-        places = [each.place if _is_part(each) else None for each in parts]
-        arrays = [each.array if _is_part(each) else each for each in parts]
-        in_parts = any(map(_is_part, parts))
-        ranks = lax.axis_size(self._axes) if in_parts else 1
-        types = list(map(functools.partial(_whole, ranks=ranks), arrays, places))
-        key = jax.sharding.get_abstract_mesh(), structure, *places, *types
+        key, types, places, ranks = _described(args, self._axes)
+        arrays, in_parts = jax.tree.leaves(args), any(isinstance(place, Cut) for place in places)
         if key not in self._traces:
-            trace = Trace.of(self._function, *jax.tree.unflatten(structure, types))
+            trace = Trace.of(self._function, *types)
             wanted = self._wanted(trace.results)
             wanted = [*wanted, *[KEPT] * (len(trace.jaxpr.outvars) - len(wanted))]
             self._traces[key] = trace, plan(trace.jaxpr, places, wanted, ranks)
@@ -197,6 +220,17 @@ class _Inlined:
             ]
         kept = map(_as_part, results[asked:], planned.places[asked:])
         return jax.tree.unflatten(trace.results, [*results[:asked], *kept])
+
+
+def _described(args: Tree, axes: tuple[str, ...]) -> tuple[Any, Tree, list[Place], int]:
+    """What distinguishes arguments that share a trace, their types as wholes, what ranks have, and how many ranks."""
+    parts, structure = jax.tree.flatten(args, is_leaf=_is_part)
+    places = [each.place if _is_part(each) else None for each in parts]
+    arrays = [each.array if _is_part(each) else each for each in parts]
+    ranks = lax.axis_size(axes) if any(map(_is_part, parts)) else 1
+    types = list(map(functools.partial(_whole, ranks=ranks), arrays, places))
+    key = jax.sharding.get_abstract_mesh(), structure, *places, *types
+    return key, jax.tree.unflatten(structure, types), places, ranks
 
 
 def _whole(array: jax.Array, place: Place, *, ranks: int) -> jax.ShapeDtypeStruct:

@@ -7,7 +7,7 @@ results are made of, or make.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +18,11 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.flax.alone import Trace, pull, with_vjp
 from fiddlex.flax.model import Functions, Keys
-from fiddlex.flax.operations import COSTLY, FUSED, SHAPED, Cut, Place, cut, stored_whole
+from fiddlex.flax.operations import Cut, Place, cut, stored_whole
 from fiddlex.flax.partition import KEPT, Plan, Step, of_gradient, plan
 from fiddlex.models.weights import Weights
 from fiddlex.pipeline import layer_losses
+from fiddlex.pipeline.elementwise import COSTLY, FUSED
 from fiddlex.pipeline.residuals import SplitVjp
 
 Tree = Any
@@ -132,7 +133,7 @@ class Sizes(NamedTuple):
     products: list[Counted]
     moved: int  # elements
     exchanged: tuple[float, float]  # in the forward and the backward pass, in sums of the input over the ranks
-    remade: tuple[int, int]  # as `_Derivative.remade`
+    taken: int  # bytes, as `_Derivative.held`
     saved: list[jax.core.ShapedArray]
     encoded: list[bool]
     left: int  # bytes
@@ -169,7 +170,12 @@ class Sizes(NamedTuple):
         forward = _Forward.of(functions.plain["block"], places, ranks, len(leaves), weights, x, keys)
         made = _Derivative.of(functions.plain["block"], places, functions.stream, ranks, weights, x, keys)
         forward_sums, backward_sums = (each / (2 * x.size) for each in made.exchanged)
-        return cls(forward.products(), forward.moved(), (forward_sums, backward_sums), made.remade, *found)
+        return cls(forward.products(), forward.moved(), (forward_sums, backward_sums), made.held, *found)
+
+    @property
+    def remade(self) -> int:
+        """Bytes that a backward pass holds beside what is saved, if no product fuses with elementwise work."""
+        return max(0, self.taken - sum(each.size * each.dtype.itemsize for each in self.saved))
 
     @property
     def held(self) -> int:
@@ -178,12 +184,10 @@ class Sizes(NamedTuple):
 
 
 class _Derivative(NamedTuple):
-    """What a rank exchanges in a call of `alone(function, …)` and in its derivative, and saves between the two."""
+    """What a rank exchanges in a call of `alone(function, …)` and in its derivative, and what the derivative holds."""
 
     exchanged: tuple[int, int]  # elements that a rank sends, about, in the call and in its derivative
-    # bytes that a backward pass which begins with the call holds of what the call saves: where products fuse with
-    # elementwise work, and where they do not
-    remade: tuple[int, int]
+    held: int  # bytes of the arrays of the call that the derivative holds if no product fuses with elementwise work
 
     @classmethod
     def of(
@@ -203,43 +207,45 @@ class _Derivative(NamedTuple):
         backward = Trace.of(pull, vjp, y)
         gradients = [*(of_gradient(place, terms=terms) for place in places[:-1]), places[-1]]
         pulled = planned(backward, [*made.places[len(results) :], *results], gradients)
-        saved = list(zip(forward.jaxpr.outvars[len(results) :], backward.jaxpr.invars, strict=False))
+        taken = list(zip(forward.jaxpr.outvars[len(results) :], backward.jaxpr.invars, strict=False))
         read = _operands(backward.jaxpr)
-        operands = _names([name for name, after in saved if after in read])
-        others = _names([name for name, _ in saved])
-        fused = _remade(forward.jaxpr, made, [], others, ranks, FUSED)
-        apart = _remade(forward.jaxpr, made, operands, others, ranks, FUSED - COSTLY)
-        return cls((made.exchanged, pulled.exchanged), (fused, apart))
+        operands = _names([name for name, after in taken if after in read])
+        held = _held(forward.jaxpr, made, operands, _names([name for name, _ in taken]), ranks)
+        return cls((made.exchanged, pulled.exchanged), held)
 
 
 def _operands(jaxpr: core.Jaxpr) -> set[Any]:
-    """The arguments that are operands of other than elementwise work, so that a compiler holds them."""
+    """The arguments that are operands of other than elementwise work, in another shape or dtype perhaps."""
     found = set[Any]()
     for equation in reversed(jaxpr.eqns):
-        moves = equation.primitive.name in SHAPED and found.intersection(equation.outvars)
+        moves = equation.primitive.name in _SHAPED and found.intersection(equation.outvars)
         if equation.primitive.name not in FUSED or moves:
             found.update(_names(equation.invars))
     return found.intersection(jaxpr.invars)
 
 
-def _remade(
-    jaxpr: core.Jaxpr, planned: Plan, held: Sequence[Any], others: Sequence[Any], ranks: int, fused: Set[str]
-) -> int:
-    """Bytes of the arrays `held`, and of those from which the operations `fused` make the others."""
+_SHAPED = {"broadcast_in_dim", "reshape", "transpose", "squeeze", "convert_element_type"}
+
+
+def _held(jaxpr: core.Jaxpr, planned: Plan, operands: Sequence[Any], others: Sequence[Any], ranks: int) -> int:
+    """Bytes of the operands, and of those arrays from which elementwise work that costs little makes the others."""
     makers = {name: pair for pair in zip(jaxpr.eqns, planned.steps, strict=True) for name in pair[0].outvars}
-    waiting, seen, size = [*others, *held], set[Any](), 0
+    waiting, seen, size = [*others, *operands], set[Any](), 0
     while waiting:
         name = waiting.pop()
         if name in seen or name not in makers:
             continue
         seen.add(name)
         equation, step = makers[name]
-        if equation.primitive.name in fused and name not in held:
+        if equation.primitive.name in FUSED - COSTLY and name not in operands:
             waiting += _names(equation.invars)
         else:
-            place = step.rule.outputs[equation.outvars.index(name)]
-            size += math.prod(cut(name.aval.shape, place, ranks)) * name.aval.dtype.itemsize
+            place, number = step.rule.outputs[equation.outvars.index(name)], _EXPANDED.get(equation.primitive.name, 1)
+            size += number * math.prod(cut(name.aval.shape, place, ranks)) * name.aval.dtype.itemsize
     return size
+
+
+_EXPANDED = {"erfc": 3}  # XLA makes it of two quotients and an exponential, and holds them
 
 
 def _left(vjp: SplitVjp, weights: Weights, x: Any, again: Tree) -> int:

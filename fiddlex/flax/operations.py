@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from fiddlex.pipeline.elementwise import ELEMENTWISE
+
 
 class Cut(NamedTuple):
     """A part of an array along a dimension: of each of equal pieces, one after another, the r-th part on rank r.
@@ -79,7 +81,7 @@ def rule_of(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rul
     places = [None if place == SUM else place for place in places]
     if all(place is None for place in places):
         return whole(equation)
-    if name in _ELEMENTWISE:
+    if name in ELEMENTWISE:
         return _elementwise(equation, places)
     if name in _RULES:
         return _RULES[name](equation, places, ranks) or whole(equation)
@@ -316,19 +318,6 @@ def _pad(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> Rule |
 ADDING = {"add", "add_any", "sub"}  # with a whole array and terms of another, which stay terms
 LINEAR = ADDING | {"neg", "copy", "convert_element_type", "reduce_sum"}
 LINEAR |= {"broadcast_in_dim", "reshape", "transpose", "squeeze"}
-_ELEMENTWISE = {
-    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil",
-    "clamp", "convert_element_type", "copy", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp",
-    "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "log2",
-    "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "one_minus_square", "or",
-    "population_count", "pow", "real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left",
-    "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub",
-    "tan", "tanh", "xor",
-}  # fmt: skip
-SHAPED = {"broadcast_in_dim", "reshape", "transpose", "squeeze", "convert_element_type"}
-# what a compiler may fuse into each operation that reads it, and of that what it does not repeat for each
-FUSED = _ELEMENTWISE | SHAPED | {"slice", "split", "iota", "pad", "rev"}
-COSTLY = {"exp", "exp2", "expm1", "tanh", "erf", "erfc", "logistic", "log", "log1p", "pow", "sin", "cos", "div", "sqrt"}
 _RULES: dict[str, _Rules] = {
     "optimization_barrier": _barrier,
     "dot_general": _dot_general,

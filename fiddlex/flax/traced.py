@@ -235,7 +235,7 @@ def _traced(config: Config, functions: Functions, weights: Weights) -> Traced:
         moves=size(one.moved, two.moved),
         holds=size(one.held, two.held),
         saves=saves,
-        remakes=(size(one.remade[0], two.remade[0]), size(one.remade[1], two.remade[1])),
+        remakes=size(one.remade, two.remade),
         leaves=size(one.left, two.left),
         leaves_again=size(one.left_again, two.left_again),
         exchanges=one.exchanged,

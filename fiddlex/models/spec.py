@@ -113,12 +113,9 @@ class Operation:
         """Bytes that a backward pass reads and writes to make an input, or masks, again (`pipeline.recompute`)."""
         return 0
 
-    def remade(self, arrays: DeviceArrays, saved: int, *, fuses: bool) -> int:
-        """Bytes of what its branch saves, `saved`, that a backward pass holds which makes all of that again.
-
-        `fuses` says whether products fuse with elementwise work.
-        """
-        return saved
+    def remade(self, arrays: DeviceArrays) -> int:
+        """Bytes that a backward pass makes of what is saved, and holds if no product fuses with elementwise work."""
+        return 0
 
     def held(self, arrays: DeviceArrays) -> int:
         """Elements that a backward pass holds besides what is saved; of attention, without those inside it."""

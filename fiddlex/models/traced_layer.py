@@ -36,9 +36,7 @@ class Traced(Operation):
     moves: PerSequence  # elements that its elementwise work reads and writes
     holds: PerSequence  # elements
     saves: tuple[TracedArray, ...]
-    # bytes that it holds of what it saves, where the backward pass runs the whole layer again: if products fuse with
-    # elementwise work, and if not
-    remakes: tuple[PerSequence, PerSequence]
+    remakes: PerSequence  # bytes that a backward pass makes of what is saved, if no product fuses with elementwise work
     leaves: PerSequence  # bytes, for W
     leaves_again: PerSequence  # bytes, where the backward pass runs the whole layer again
     exchanges: tuple[float, float]  # of F and of I, as `sums`
@@ -61,12 +59,11 @@ class Traced(Operation):
     def held(self, arrays: DeviceArrays) -> int:
         return self.holds.of(arrays)
 
+    def remade(self, arrays: DeviceArrays) -> int:
+        return self.remakes.of(arrays)
+
     def saved(self, arrays: DeviceArrays, before: Operation) -> list[Saved]:
         return [Saved(x.elements.of(arrays), x.width, x.itemsize, is_input=not x.is_encoded) for x in self.saves]
-
-    def remade(self, arrays: DeviceArrays, saved: int, *, fuses: bool) -> int:
-        fused, apart = self.remakes
-        return (fused if fuses else apart).of(arrays)
 
     def left(self, arrays: DeviceArrays) -> int:
         return (self.leaves_again if FULL in arrays.recompute else self.leaves).of(arrays)

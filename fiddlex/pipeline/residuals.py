@@ -14,7 +14,7 @@ Only this module reads jaxprs; it does so in the way that jax's documentation of
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -23,6 +23,7 @@ from jax.extend import core
 from fiddlex.config.values.stash import STATISTICS
 from fiddlex.pipeline import layer_losses
 from fiddlex.pipeline.codec import Codec
+from fiddlex.pipeline.elementwise import FUSED
 
 Arrays = list[Any]
 Tree = Any
@@ -240,11 +241,11 @@ class _Graph:
         """The names of the results of the equations at these positions."""
         return (name for position in positions for name in self.equations[position].outputs)
 
-    def following(self, known: Iterable[int]) -> set[int]:
-        """The positions of the equations that depend only on `known` variables and on literals."""
+    def following(self, known: Iterable[int], *, only: Set[str] | None = None) -> set[int]:
+        """The positions of the equations, `only` those of such names, that depend on `known` variables and literals."""
         known, positions = set(known), set()
         for position, equation in enumerate(self.equations):
-            if known.issuperset(equation.reads()):
+            if known.issuperset(equation.reads()) and (only is None or equation.primitive.name in only):
                 known.update(equation.outputs)
                 positions.add(position)
         return positions
@@ -281,7 +282,10 @@ class _Parts(NamedTuple):
 
 
 def _partition(graph: _Graph, known: set[int]) -> _Parts:
-    """Cuts a backward pass in two; each part recomputes the values that it needs and that depend only on `known`."""
+    """Cuts a backward pass in two.
+
+    Each part recomputes the values that it needs and that depend only on `known`, or by elementwise work on the stash.
+    """
     equations = graph.equations
     *weights, dx = graph.outputs
     first, late = graph.needed([dx]), []
@@ -290,12 +294,13 @@ def _partition(graph: _Graph, known: set[int]) -> _Parts:
         late.append(any(_has_product(equations[position].primitive, equations[position].params) for position in own))
         if not late[-1]:
             first |= own
+    stashed = set(graph.arguments[:-1])
     free = graph.following(known)
+    free |= graph.following({*known, *stashed, *graph.made_by(free)}, only=FUSED | {"pvary"})
     late_outputs = [output for output, is_late in zip(weights, late, strict=True) if is_late and _is_name(output)]
     second = graph.needed(late_outputs) - (first - free)
     made = {name for position in second for name in equations[position].outputs}
     read = {name for position in second for name in equations[position].reads()} | set(late_outputs)
-    stashed = set(graph.arguments[:-1])
     return _Parts(
         [equations[position] for position in sorted(first)],
         [equations[position] for position in sorted(second)],

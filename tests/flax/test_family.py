@@ -60,6 +60,7 @@ mesh  model schedule         v m layers          sp recompute optimizer     zero
 2x1x4 fused zb_h1            1 2 -               -  full      adamw         -     -       sync          -
 2x2x1 nnx   zb_h1            1 4 3,1             -  none      own:clipped   zero1 -       sync          -
 1x2x1 linen 1f1b             1 2 -               -  full      own:lamb      zero1 -       2bw           -
+2x2x1 linen 1f1b             1 2 -               -  none      own:belief    zero1 -       sync          -
 2x2x1 sow   interleaved_1f1b 2 4 -               -  full      adamw         zero1 dropout sync          -
 1x4x1 sow   1f1b             1 4 -               -  none      lamb          -     -       stash         -
 2x2x1 sow   breadth_first    3 4 1,1,1,1,1,1     -  none      adamw,streams zero1 -       sync          -
@@ -220,13 +221,15 @@ class Gated(nnx.Module):
         return x + self.down(nnx.sigmoid(self.gate(x)) * self.value(x))
 
 
-def test_a_layer_that_runs_again_holds_what_no_compiler_fuses(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_elementwise_work_makes_from_other_arrays_is_not_saved(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(FAMILIES, "nnx", family(embed=modules.Embed, block=Gated, head=modules.Head))
     (operation,) = network_of(config).operations
     assert isinstance(operation, Traced)
-    array = 4 * config.model.seq_len * config.model.mlp_size
-    # Results of two products, or of the sigmoid and the product that is an operand too; never the derivative's factors.
-    assert operation.remakes == (PerSequence(0, 2 * array), PerSequence(0, 3 * array))
+    # The input and the results of two products; of these the sigmoid, its derivative and the last product's input.
+    sizes = [config.model.seq_len * width for width in (config.model.hidden_size, *2 * [config.model.mlp_size])]
+    assert sorted(each.elements for each in operation.saves) == [PerSequence(0, size) for size in sorted(sizes)]
 
 
 def test_it_is_planned(config: Config) -> None:

@@ -181,6 +181,29 @@ MUTATIONS = (
         tests=("tests/flax/test_family.py::test_the_exchange_of_its_tensor_ranks_is_that_of_the_same_gpt",),
     ),
     Mutation(
+        "flax-cut-beside-the-smallest",
+        "fiddlex/flax/saved.py",
+        old="if number not in reaches and number + 1 in reaches]",
+        new="if name in sinks]",
+        tests=("tests/flax/test_saved.py::test_a_cut_is_the_smallest_from_which_the_sinks_are_made",),
+    ),
+    Mutation(
+        "flax-arrays-saved-that-elementwise-work-makes",
+        "fiddlex/flax/saved.py",
+        old="return stays and equation.primitive.name in FUSED",
+        new="return stays and equation.primitive.name == 'mul'",
+        tests=("tests/flax/test_saved.py::test_arrays_that_follow_by_elementwise_work_are_made_again",),
+    ),
+    Mutation(
+        "stashed-arrays-changed-by-elementwise-work-left-for-weights",
+        "fiddlex/pipeline/residuals.py",
+        old='only=FUSED | {"pvary"}',
+        new="only=set()",
+        tests=(
+            "tests/flax/test_saved.py::test_no_part_of_a_backward_pass_leaves_what_elementwise_work_makes_of_the_stash",
+        ),
+    ),
+    Mutation(
         "flax-weights-chosen-one-by-one",
         PARTITION,
         old="return places if further == places else followed(further)",

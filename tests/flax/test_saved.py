@@ -1,0 +1,84 @@
+"""What a call of a Flax module saves for its derivative."""
+
+import itertools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fiddlex.flax.alone import alone
+from fiddlex.flax.saved import _minimum_cut
+from fiddlex.pipeline.residuals import SplitVjp
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[dict[int, list[int]], set[int], dict[int, float]]:
+    """Arrays 0 … n − 1, of which each is made from earlier ones or from nothing, sinks, and sizes."""
+    number = draw(st.integers(1, 7))
+    made_from = {i: sorted(draw(st.sets(st.integers(0, i - 1), max_size=3))) if i else [] for i in range(number)}
+    sinks = draw(st.sets(st.integers(0, number - 1), min_size=1))
+    sizes = {i: float(draw(st.integers(1, 9))) for i in range(number)}
+    return made_from, sinks, sizes
+
+
+@hypothesis.given(graph=graphs())
+@hypothesis.settings(deadline=None, max_examples=200)
+def test_a_cut_is_the_smallest_from_which_the_sinks_are_made(
+    graph: tuple[dict[int, list[int]], set[int], dict[int, float]],
+) -> None:
+    made_from, sinks, sizes = graph
+
+    def suffices(saved: set[int]) -> bool:
+        made = set[int]()
+        for name, inputs in made_from.items():
+            if name in saved or (inputs and made.issuperset(inputs)):
+                made.add(name)
+        return sinks <= made
+
+    found = set(_minimum_cut(made_from, sinks, sizes))
+    choices = (set(each) for n in range(len(sizes) + 1) for each in itertools.combinations(sizes, n))
+    assert suffices(found)
+    assert sum(map(sizes.__getitem__, found)) == min(sum(map(sizes.__getitem__, s)) for s in choices if suffices(s))
+
+
+def gelu(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
+    return x + jax.nn.gelu(x @ w) @ w.T
+
+
+def softmax(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
+    scores = jnp.einsum("sh,th->st", x @ w, x @ w, preferred_element_type=jnp.float32)
+    return jax.nn.softmax(jnp.where(jnp.tri(len(x), dtype=bool), scores, -jnp.inf)).astype(x.dtype) @ x
+
+
+def normed(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
+    x_f32 = x.astype(jnp.float32)
+    variance = jnp.var(x_f32, axis=-1, keepdims=True)
+    return ((x_f32 - x_f32.mean(-1, keepdims=True)) * jax.lax.rsqrt(variance + 1e-6)).astype(x.dtype) @ w @ w.T
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (gelu, {((4, 8), "bfloat16"), ((4, 16), "bfloat16")}),  # the input, and GELU's
+        # one array of the size of the scores, and a sum for each position
+        (softmax, {((4, 8), "bfloat16"), ((4, 16), "bfloat16"), ((4, 4), "float32"), ((4, 1), "float32")}),
+        (normed, {((4, 8), "bfloat16"), ((4, 1), "float32"), ((4, 16), "bfloat16")}),  # sums of each position
+    ],
+    ids=["gelu", "softmax", "norm"],
+)
+def test_arrays_that_follow_by_elementwise_work_are_made_again(
+    function: object, expected: set[tuple[tuple[int, ...], str]]
+) -> None:
+    types = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((8, 16), (4, 8))]
+    stashed = jax.eval_shape(lambda w, x: SplitVjp(alone(function)).forward(w, x, None)[1], *types)  # type: ignore[arg-type]
+    assert {(each.shape, each.dtype.name) for each in stashed} == expected
+
+
+def test_no_part_of_a_backward_pass_leaves_what_elementwise_work_makes_of_the_stash() -> None:
+    w, x = jnp.ones((8, 16)), jnp.ones((4, 8))
+    split = SplitVjp(alone(gelu))
+    _, stashed, _ = split.forward(w, x, None)
+    left = split.backward_input(w, None, stashed, x).left
+    assert sorted(each.shape for each in left) == [(4, 8), (4, 16)]  # gradients of the results of two products
