@@ -115,10 +115,16 @@ def _otherwise(
 
 
 def _random(random: np.random.Generator, weights: Weights, *before: int) -> Weights:
-    """Random arrays for plain weights, of a few elements, with axes of the sizes `before` before their own."""
-    return jax.tree.map(
-        lambda x: jnp.asarray(random.normal(size=(*before, *(min(n, MOST) for n in x.shape))), jnp.float32), weights
-    )
+    """Random arrays for plain weights, of a few elements, with axes of the sizes `before` before their own.
+
+    In place of a weight without dimensions stands one with a dimension, since it is to be cut in halves.
+    """
+
+    def one(x: Any) -> jax.Array:
+        sizes = (min(n, MOST) for n in x.shape or (MOST,))
+        return jnp.asarray(random.normal(size=(*before, *sizes)), jnp.float32)
+
+    return jax.tree.map(one, weights)
 
 
 def _stacked(plain: Weights, *, axis: int) -> Weights:

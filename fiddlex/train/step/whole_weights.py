@@ -96,7 +96,7 @@ class WholeWeights:
 
         def one(path: Path, x: jax.Array) -> jax.Array:
             block, padded = _at(path, self.blocks), _at(path, self.layout.shapes).shape
-            return change(x, round(padded[0] / block.padding), padded)
+            return x if block.padding == 1 else change(x, round(padded[0] / block.padding), padded)
 
         changed: Any = jax.tree.map_with_path(one, {part: tree[part]})[part]
         return changed
