@@ -203,11 +203,12 @@ class Product(Operation):
         """Bytes of the outputs' gradients, and of the inputs that the stash lacks.
 
         Products in pieces exchange in I all that they need: whole gradients of the outputs of row-parallel products,
-        and the whole inputs of column-parallel ones, whether they are recomputed or not.
+        and the inputs of column-parallel ones from other ranks; a rank's own part is in the stash, or recomputed.
         """
         elements = arrays.tokens * self.kernel(arrays.tensor)[1]
         if self.split == "outputs" and arrays.parts > 1:
-            elements += arrays.tokens * self.inputs * (not self.shares_input)
+            others = arrays.parts - (FULL not in arrays.recompute)
+            elements += arrays.tokens // arrays.parts * others * self.inputs * (not self.shares_input)
         elif FULL in arrays.recompute:
             elements += self.saved_input(arrays) * (not self.shares_input)
         return elements * arrays.operand
