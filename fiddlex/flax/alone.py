@@ -92,7 +92,7 @@ def alone(
         return [result, *[None] * (structure.num_leaves - 1)]
 
     value = _Inlined(function, results, axes, terms=terms)
-    gradients = [*(of_gradient(place, terms=terms) for place in places), given] if places else []
+    gradients = [*(of_gradient(place, terms=terms) for place in places), given] if places or terms else []
     kept = dict[Any, tuple[_Inlined, _Inlined]]()
 
     def halves(*args: Tree) -> tuple[_Inlined, _Inlined]:

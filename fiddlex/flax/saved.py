@@ -13,10 +13,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from fiddlex.config.values.stash import STATISTICS
 from fiddlex.flax.operations import SUM, cut, shape_of
 from fiddlex.flax.partition import Plan, Step
 from fiddlex.pipeline.elementwise import FUSED
@@ -50,11 +52,15 @@ def passes(
     saved = least_saved(jaxpr, planned, taken, given, ranks)
     forwards = _needed(jaxpr, [*y, *saved], jaxpr.invars, reports=True)
     again = _needed(jaxpr, taken, [*saved, *given], reports=False)
+    exact = _enlarged(again)
 
     def first(*args: Tree) -> tuple[Tree, list[Any]]:
         values = constants | dict(zip(jaxpr.invars, jax.tree.leaves(args), strict=True))
         made = _evaluated(forwards, values, [*y, *saved])
-        return jax.tree.unflatten(structures[0], made[:number]), made[number:]
+        kept = [
+            checkpoint_name(x, STATISTICS) if name in exact else x for name, x in zip(saved, made[number:], strict=True)
+        ]
+        return jax.tree.unflatten(structures[0], made[:number]), kept
 
     def second(weights: Tree, others: Tree, arrays: list[Any], dy: Tree) -> Tree:
         known = [*jax.tree.leaves((weights, others)), *arrays]
@@ -62,6 +68,20 @@ def passes(
         return jax.tree.unflatten(structures[1], _evaluated(again, values, taken))(dy)
 
     return first, second
+
+
+def _enlarged(equations: Sequence[core.JaxprEqn]) -> set[Any]:
+    """The arrays whose errors operations may enlarge, so that a stash must not round them."""
+    found = set[Any]()
+    for equation in reversed(equations):
+        if equation.primitive.name in ("div", "rem"):  # by the denominator
+            found.update(_names(equation.invars[1:]))
+        if equation.primitive.name in _ENLARGE or found.intersection(equation.outvars):
+            found.update(_names(equation.invars))
+    return found
+
+
+_ENLARGE = {"exp", "exp2", "expm1", "log", "log1p", "pow", "rsqrt", "sinh", "cosh", "tan", "atanh", "acosh", "lgamma"}
 
 
 def _evaluated(equations: Sequence[core.JaxprEqn], values: dict[Any, Any], names: Names) -> list[Any]:
@@ -113,7 +133,7 @@ def _minimum_cut(made_from: dict[Any, list[Any]], sinks: Set[Any], sizes: dict[A
     """
     numbers = {name: 2 * i for i, name in enumerate(made_from)}  # of a node before an array; the next is that after it
     source, sink = 2 * len(numbers), 2 * len(numbers) + 1
-    unit = sum(sizes.values()) / (_MOST / 2)
+    unit = max(1.0, sum(sizes.values())) / (_MOST / 2)
     edges = {(numbers[name], numbers[name] + 1): max(1, math.ceil(sizes[name] / unit)) for name in made_from}
     for name, inputs in made_from.items():
         ways = [numbers[each] + 1 for each in inputs] or [source]

@@ -10,6 +10,7 @@ import pytest
 
 from fiddlex.flax.alone import alone
 from fiddlex.flax.saved import _minimum_cut
+from fiddlex.pipeline.codec import codec_of
 from fiddlex.pipeline.residuals import SplitVjp
 
 
@@ -74,6 +75,27 @@ def test_arrays_that_follow_by_elementwise_work_are_made_again(
     types = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((8, 16), (4, 8))]
     stashed = jax.eval_shape(lambda w, x: SplitVjp(alone(function)).forward(w, x, None)[1], *types)  # type: ignore[arg-type]
     assert {(each.shape, each.dtype.name) for each in stashed} == expected
+
+
+def attention(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
+    """With masked scores of −1e9, which must not decide on the scale of the others in a stash of 8 bits."""
+    y = x @ w
+    scores = jnp.where(jnp.tri(x.shape[1], dtype=bool), jnp.einsum("bsh,bth->bst", y, y) / 8, -1e9)
+    return x + jnp.exp(scores - jax.nn.logsumexp(scores, axis=-1, keepdims=True)) @ y @ w.T
+
+
+@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
+def test_a_stash_of_8_bits_rounds_nothing_whose_errors_grow(kind: str) -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    w, x, dy = (
+        jax.random.normal(key, shape) / 4 for key, shape in zip(keys, [(8, 16), (2, 32, 8), (2, 32, 8)], strict=True)
+    )
+    expected = jax.vjp(lambda w, x: attention(w, x, None), w, x)[1](dy)
+    split = SplitVjp(alone(attention), codec=codec_of(kind))
+    _, stashed, _ = split.forward(w, x, None)
+    found = split.backward(w, None, stashed, dy)
+    for each, wanted in zip(found, expected, strict=True):
+        assert jnp.linalg.norm(each - wanted) < 0.05 * jnp.linalg.norm(wanted)
 
 
 def test_no_part_of_a_backward_pass_leaves_what_elementwise_work_makes_of_the_stash() -> None:

@@ -181,6 +181,13 @@ MUTATIONS = (
         tests=("tests/flax/test_family.py::test_the_exchange_of_its_tensor_ranks_is_that_of_the_same_gpt",),
     ),
     Mutation(
+        "flax-arrays-rounded-whose-errors-grow",
+        "fiddlex/flax/saved.py",
+        old="if name in exact else x",
+        new="if name in () else x",
+        tests=("tests/flax/test_saved.py::test_a_stash_of_8_bits_rounds_nothing_whose_errors_grow",),
+    ),
+    Mutation(
         "flax-cut-beside-the-smallest",
         "fiddlex/flax/saved.py",
         old="if number not in reaches and number + 1 in reaches]",
