@@ -223,11 +223,12 @@ def _traced(config: Config, functions: Functions, weights: Weights) -> Traced:
         return PerSequence(2 * of_one - of_two, of_two - of_one)
 
     counted = [_as_product(each, config.model.seq_len) for each in one.products]
+    # Of one sequence a layer may save other arrays than of two: then those of two, which grow with the number.
+    alike = [each.ndim for each in one.saved] == [each.ndim for each in two.saved]
+    sequences = [each.size for each in one.saved] if alike else [each.size // 2 for each in two.saved]
     saves = tuple(
-        TracedArray(
-            size(first.size, second.size), (*first.shape, 1)[-2 if first.ndim else 0], first.dtype.itemsize, encodes
-        )
-        for first, second, encodes in zip(one.saved, two.saved, one.encoded, strict=True)
+        TracedArray(size(of_one, each.size), (*each.shape, 1)[-2 if each.ndim else 0], each.dtype.itemsize, encodes)
+        for of_one, each, encodes in zip(sequences, two.saved, two.encoded, strict=True)
     )
     return Traced(
         with_weights=tuple(each for each in counted if isinstance(each, Product)),

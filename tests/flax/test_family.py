@@ -232,6 +232,23 @@ def test_what_elementwise_work_makes_from_other_arrays_is_not_saved(
     assert sorted(each.elements for each in operation.saves) == [PerSequence(0, size) for size in sorted(sizes)]
 
 
+class Merged(modules.Block):
+    """Merges examples and positions: of one example a rank has parts along positions then, of two along pieces."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        flat = x.reshape(-1, x.shape[-1])
+        y = self.up((flat * nnx.sigmoid(flat)).reshape(-1, 4, x.shape[-1])).reshape(len(flat), -1)
+        return x + self.down(nnx.tanh(y)).reshape(x.shape)
+
+
+def test_what_one_sequence_saves_may_differ_from_what_two_save(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "nnx", family(embed=modules.Embed, block=Merged, head=modules.Head))
+    config.mesh.data, config.mesh.tensor, config.mesh.sequence_parallel = 1, 2, True
+    (operation,) = network_of(config).operations
+    assert isinstance(operation, Traced)
+    assert all(array.elements.each > 0 or array.elements.fixed > 0 for array in operation.saves)
+
+
 def test_it_is_planned(config: Config) -> None:
     config.model.dtype, config.data.global_batch_size = "bfloat16", 64
     problem = Problem(config, load_topology("a100_80"), 8)
