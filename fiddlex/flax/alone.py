@@ -24,7 +24,7 @@ from jax.extend import core
 
 from fiddlex.flax.moves import moved_to
 from fiddlex.flax.operations import SUM, Cut, Place, Rule, stored_whole
-from fiddlex.flax.partition import KEPT, Plan, Step, of_gradient, plan, scan_sizes
+from fiddlex.flax.partition import Plan, Step, of_gradient, plan, scan_sizes
 from fiddlex.flax.saved import passes
 from fiddlex.parallel.collectives import as_varying_over, axes_of
 
@@ -100,8 +100,7 @@ def alone(
         key, types, known, ranks = _described(args, axes)
         if key not in kept:
             trace = Trace.of(functools.partial(with_vjp, function), *types)
-            wanted = results(trace.results.children()[0])
-            planned = plan(trace.jaxpr, known, [*wanted, *[KEPT] * (len(trace.jaxpr.outvars) - len(wanted))], ranks)
+            planned = plan(trace.jaxpr, known, results(trace.results.children()[0]), ranks)
             first, second = passes(
                 trace.closed, trace.results.children(), planned, [len(jax.tree.leaves(each)) for each in types], ranks
             )
@@ -205,9 +204,7 @@ class _Inlined:
         arrays, in_parts = jax.tree.leaves(args), any(isinstance(place, Cut) for place in places)
         if key not in self._traces:
             trace = Trace.of(self._function, *types)
-            wanted = self._wanted(trace.results)
-            wanted = [*wanted, *[KEPT] * (len(trace.jaxpr.outvars) - len(wanted))]
-            self._traces[key] = trace, plan(trace.jaxpr, places, wanted, ranks)
+            self._traces[key] = trace, plan(trace.jaxpr, places, self._wanted(trace.results), ranks)
         trace, planned = self._traces[key]
         whole = frozenset[str]().union(*map(axes_of, arrays))
         whole = whole.union(self._axes) if self._terms else whole - (set(self._axes) if in_parts else set())

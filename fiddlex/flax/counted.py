@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from fiddlex.flax.alone import Trace, pull, with_vjp
 from fiddlex.flax.model import Functions, Keys
 from fiddlex.flax.operations import Cut, Place, cut, stored_whole
-from fiddlex.flax.partition import KEPT, Plan, Step, of_gradient, plan
+from fiddlex.flax.partition import Plan, Step, of_gradient, plan
 from fiddlex.models.weights import Weights
 from fiddlex.pipeline import layer_losses
 from fiddlex.pipeline.elementwise import COSTLY, FUSED
@@ -59,8 +59,7 @@ class _Forward(NamedTuple):
     ) -> "_Forward":
         """Of arguments of which ranks have `places`, first of all the weights; of the others they have the whole."""
         jaxpr = Trace.of(function, *arguments).jaxpr
-        others = [None] * (len(jaxpr.invars) - len(places))
-        planned = plan(jaxpr, [*places, *others], [None] * len(jaxpr.outvars), ranks)
+        planned = plan(jaxpr, places, [None] * len(jaxpr.outvars), ranks)
         return cls(jaxpr, planned, num_weights, ranks)
 
     def products(self) -> list[Counted]:
@@ -133,7 +132,7 @@ class Sizes(NamedTuple):
     products: list[Counted]
     moved: int  # elements
     exchanged: tuple[float, float]  # in the forward and the backward pass, in sums of the input over the ranks
-    taken: int  # bytes, as `_Derivative.held`
+    remade: int  # bytes that a backward pass holds beside what is saved, if no product fuses with elementwise work
     saved: list[jax.core.ShapedArray]
     encoded: list[bool]
     left: int  # bytes
@@ -170,12 +169,8 @@ class Sizes(NamedTuple):
         forward = _Forward.of(functions.plain["block"], places, ranks, len(leaves), weights, x, keys)
         made = _Derivative.of(functions.plain["block"], places, functions.stream, ranks, weights, x, keys)
         forward_sums, backward_sums = (each / (2 * x.size) for each in made.exchanged)
-        return cls(forward.products(), forward.moved(), (forward_sums, backward_sums), made.held, *found)
-
-    @property
-    def remade(self) -> int:
-        """Bytes that a backward pass holds beside what is saved, if no product fuses with elementwise work."""
-        return max(0, self.taken - sum(each.size * each.dtype.itemsize for each in self.saved))
+        remade = max(0, made.held - sum(each.size * each.dtype.itemsize for each in found[0]))
+        return cls(forward.products(), forward.moved(), (forward_sums, backward_sums), remade, *found)
 
     @property
     def held(self) -> int:
@@ -196,17 +191,13 @@ class _Derivative(NamedTuple):
         """Of whole arguments, of which a rank has `places` of weights and input; it is to have `result` first."""
         terms = places[-1] is not None
 
-        def planned(trace: Trace, places: Sequence[Place], wanted: Sequence[Place]) -> Plan:
-            others = len(trace.jaxpr.invars) - len(places), len(trace.jaxpr.outvars) - len(wanted)
-            return plan(trace.jaxpr, [*places, *[None] * others[0]], [*wanted, *[KEPT] * others[1]], ranks)
-
         forward = Trace.of(functools.partial(with_vjp, function), *arguments)
         y, vjp = jax.tree.unflatten(forward.results, [name.aval for name in forward.jaxpr.outvars])
         results = [result, *[None] * (len(jax.tree.leaves(y)) - 1)]
-        made = planned(forward, places, results)
+        made = plan(forward.jaxpr, places, results, ranks)
         backward = Trace.of(pull, vjp, y)
         gradients = [*(of_gradient(place, terms=terms) for place in places[:-1]), places[-1]]
-        pulled = planned(backward, [*made.places[len(results) :], *results], gradients)
+        pulled = plan(backward.jaxpr, [*made.places[len(results) :], *results], gradients, ranks)
         taken = list(zip(forward.jaxpr.outvars[len(results) :], backward.jaxpr.invars, strict=False))
         read = _operands(backward.jaxpr)
         operands = _names([name for name, after in taken if after in read])

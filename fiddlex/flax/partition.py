@@ -56,11 +56,13 @@ def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ra
 
     Args:
       jaxpr: the trace, with the shapes of whole arrays.
-      places: what a rank has of each argument.
-      wanted: what it is to have of each result.
+      places: what a rank has of the first arguments; of the others it has the whole.
+      wanted: what it is to have of the first results; it has the others as they are made.
       ranks: number of tensor ranks.
     """
-    made: dict[Any, Place] = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, places, strict=True))
+    wanted = [*wanted, *[KEPT] * (len(jaxpr.outvars) - len(wanted))]
+    made: dict[Any, Place] = dict.fromkeys([*jaxpr.constvars, *jaxpr.invars])
+    made |= dict(zip(jaxpr.invars, places, strict=False))
     exchanged, flops, gathered = 0, 0.0, set[Any]()
     streams = dict[Any, Place]()  # of shapes of arrays of which ranks have parts that yield
 
@@ -162,7 +164,7 @@ def _scan(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> tuple
     carried, settled = outer[constants : constants + carries], [False] * carries
     while True:
         given = [*outer[:constants], *carried, *scanned]
-        found = plan(body, given, [KEPT] * len(body.outvars), ranks).places[:carries]
+        found = plan(body, given, [], ranks).places[:carries]
         if all(map(operator.or_, settled, map(same_part, carried, found))):
             break
         for i, (before, after) in enumerate(zip(carried, found, strict=True)):
@@ -170,7 +172,7 @@ def _scan(equation: core.JaxprEqn, places: Sequence[Place], ranks: int) -> tuple
                 # A carry that starts whole may become parts; one whose parts change is whole throughout.
                 carried[i] = after if before is None and not settled[i] else None
                 settled[i] |= before is not None
-    final = plan(body, given, [*carried, *[KEPT] * (len(body.outvars) - carries)], ranks)
+    final = plan(body, given, carried, ranks)
     outer[constants : constants + carries] = carried
     of_steps = [_shifted(place, 1) for place in final.places[carries:]]
     return Rule(outer, [*carried, *of_steps]), final
