@@ -139,11 +139,11 @@ def warn_of_whole(config: Config, functions: Functions) -> None:
     if config.mesh.tensor > 1 and whole:
         share = sum(whole.values()) / sum(leaf.size for _, leaf in leaves)
         logger.warning(
-            "model.family=%s with mesh.tensor=%d: each tensor rank has all of %s, %.0f%% of a layer's weights, and "
-            "computes what the other ranks compute with them. Logical axes and rules can say how to cut them "
-            "(docs/flax.md).",
+            "model.family=%s with mesh.tensor=%d: each tensor rank has all of %s, %.0f%% of a layer's weights%s. "
+            "Logical axes and rules can say how to cut them (docs/flax.md).",
             config.model.family,
             config.mesh.tensor,
             ", ".join(whole),
             100 * share,
+            "" if config.mesh.sequence_parallel else ", and computes what the other ranks compute with them",
         )
