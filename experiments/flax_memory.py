@@ -26,15 +26,18 @@ CASES = {  # a topology, and changes to the config
     ),
     "recompute full, S 1,024": (
         "tpu:v5e:2x2",
-        "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8 pipeline.recompute=full model.seq_len=1024",
+        "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8 pipeline.recompute=full model.seq_len=1024 "
+        "data.global_batch_size=64",
     ),
     "H100, recompute full, S 1,024": (
         "gpu:h100:1x4",
-        "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8 pipeline.recompute=full model.seq_len=1024",
+        "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8 pipeline.recompute=full model.seq_len=1024 "
+        "data.global_batch_size=64",
     ),
     "H100, tensor=2, recompute full, S 1,024": (
         "gpu:h100:1x4",
-        "mesh.data=1 mesh.pipe=2 mesh.tensor=2 pipeline.num_microbatches=8 pipeline.recompute=full model.seq_len=1024",
+        "mesh.data=1 mesh.pipe=2 mesh.tensor=2 pipeline.num_microbatches=8 pipeline.recompute=full model.seq_len=1024 "
+        "data.global_batch_size=64",
     ),
     "1F1B, 2BW": (
         "tpu:v5e:2x4",
@@ -92,8 +95,8 @@ _ONLY = flags.DEFINE_multi_string("only", [], "part of the names of the cases to
 
 def make_config(changes: str) -> Config:
     config = override(experiments.flax_tiny.get_config(), *SIZES.split(), *changes.split())
-    examples = 8 if config.model.seq_len == 1024 else 2
-    config.data.global_batch_size = examples * config.pipeline.num_microbatches * config.mesh.data
+    if "global_batch_size" not in changes:  # microbatches of two sequences
+        config.data.global_batch_size = 2 * config.pipeline.num_microbatches * config.mesh.data
     return config.validate()
 
 

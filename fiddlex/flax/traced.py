@@ -77,6 +77,7 @@ def check(config: Config, parts: dict[str, Part]) -> bool:
 
 
 def _dropped(role: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What a function, which is known to run where nothing is dropped, makes of each example by itself."""
     try:
         return jax.eval_shape(function, *arguments)
     except NotImplementedError as error:

@@ -203,7 +203,8 @@ class Product(Operation):
         """Bytes of the outputs' gradients, and of the inputs that the stash lacks.
 
         Products in pieces exchange in I all that they need: whole gradients of the outputs of row-parallel products,
-        and the inputs of column-parallel ones from other ranks; a rank's own part is in the stash, or recomputed.
+        and the inputs of column-parallel ones from other ranks. A rank's own part of these is in the stash, unless the
+        backward pass runs the whole layer again.
         """
         elements = arrays.tokens * self.kernel(arrays.tensor)[1]
         if self.split == "outputs" and arrays.parts > 1:

@@ -9,7 +9,7 @@ saved for W (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2
 gradients that take no matrix product, such as those of biases and norms: only a product is worth deferring, and a
 deferred sum would keep large operands in memory.
 
-Only this module reads jaxprs; it does so in the way that jax's documentation of custom interpreters describes.
+Of the pipeline only this module reads jaxprs; it does so as jax's documentation of custom interpreters describes.
 """
 
 import functools
