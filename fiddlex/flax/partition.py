@@ -61,73 +61,91 @@ def plan(jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ra
       ranks: number of tensor ranks.
     """
     wanted = [*wanted, *[KEPT] * (len(jaxpr.outvars) - len(wanted))]
-    made: dict[Any, Place] = dict.fromkeys([*jaxpr.constvars, *jaxpr.invars])
-    made |= dict(zip(jaxpr.invars, places, strict=False))
-    exchanged, flops, gathered = 0, 0.0, set[Any]()
-    streams = dict[Any, Place]()  # of shapes of arrays of which ranks have parts that yield
+    state = _Planning(jaxpr, places, wanted, ranks)
+    steps = [state.step(equation) for equation in jaxpr.eqns]
+    results = [state.moved(name, state.asked(place, name)) for name, place in zip(jaxpr.outvars, wanted, strict=True)]
+    return Plan(steps, results, state.flops, state.exchanged)
 
-    def moved(name: Any, place: Place) -> tuple[Place, Place]:
-        nonlocal exchanged
-        if isinstance(name, core.Literal):
-            return None, place
-        given = made[name] if not same_part(made[name], place) else place
-        if given not in (place, None) and place != SUM and not (place is None and name in gathered):
-            exchanged += math.prod(shape_of(name)) * (2 if given == SUM and place is None else 1)
-        if place is None:  # whoever takes the whole next has it
-            gathered.add(name)
-        if given == SUM and place != SUM:
-            made[name] = place
-        return given, place
 
-    def planned(equation: core.JaxprEqn) -> Step:
-        nonlocal flops, exchanged
-        # Whoever needs a sum needs it once, before all who could take terms. Until then terms stay terms.
-        given = [None if isinstance(name, core.Literal) else made[name] for name in equation.invars]
-        pairs = list(zip(given, equation.invars, strict=True))
-        if any(place == SUM and name in summed for place, name in pairs):
-            given = [streams.get(shape_of(name)) if place == SUM else place for place, name in pairs]
-        # A whole array is a term on one rank; a part that yields is one among zeros, which is less if a sum follows.
-        kinds = {place.yields if isinstance(place, Cut) else place for place in given}
+class _Planning:
+    """A plan that grows with each operation; the arguments are those of `plan`, with an entry for each result.
+
+    Attributes:
+      flops, exchanged: those of `Plan`, so far.
+    """
+
+    def __init__(self, jaxpr: core.Jaxpr, places: Sequence[Place], wanted: Sequence[Place], ranks: int):
+        self.flops, self.exchanged, self._ranks = 0.0, 0, ranks
+        self._made: dict[Any, Place] = dict.fromkeys([*jaxpr.constvars, *jaxpr.invars])
+        self._made |= dict(zip(jaxpr.invars, places, strict=False))
+        self._gathered = set[Any]()
+        self._streams = dict[Any, Place]()  # of shapes of arrays of which ranks have parts that yield
+        self._remember(jaxpr.invars)
+        self._summed = _inputs(equation for equation in jaxpr.eqns if not is_linear(equation))
+        self._added = _inputs(equation for equation in jaxpr.eqns if equation.primitive.name in ADDING)
+        self._added -= _inputs(equation for equation in jaxpr.eqns if equation.primitive.name not in ADDING)
+        self._added -= {name for name in jaxpr.outvars if not isinstance(name, core.Literal)}
+        self._asked = _asked_before(jaxpr, wanted)
+
+    def step(self, equation: core.JaxprEqn) -> Step:
+        """Plans the operation that comes next."""
         made_first = next(iter(equation.outvars), None)  # none of what only reports
-        joins = equation.primitive.name in ADDING and made_first not in summed
-        joins &= kinds == {SUM, None} or (kinds == {SUM, True} and made_first in added)
-        rule, body = (Rule([SUM, SUM], [SUM]), None) if joins else _rule(equation, given, ranks)
-        if place := asked.get(made_first) if set(given) == {None} else None:
-            rule = rule_making(equation, place) or rule
-        moves = [moved(name, place) for name, place in zip(equation.invars, rule.wanted, strict=True)]
-        made.update(zip(equation.outvars, rule.outputs, strict=True))
-        remember(equation.outvars)
+        rule, body = self._rule(equation, made_first)
+        moves = [self.moved(name, place) for name, place in zip(equation.invars, rule.wanted, strict=True)]
+        self._made.update(zip(equation.outvars, rule.outputs, strict=True))
+        self._remember(equation.outvars)
         if equation.primitive.name == "dot_general":
-            flops += _flops(equation) / (ranks if any(each is not None for each in rule.wanted) else 1)
+            shared = any(each is not None for each in rule.wanted)
+            self.flops += _flops(equation) / (self._ranks if shared else 1)
         if body is not None:
-            flops += body.flops * equation.params["length"]
-            exchanged += body.exchanged * equation.params["length"]
+            self.flops += body.flops * equation.params["length"]
+            self.exchanged += body.exchanged * equation.params["length"]
         return Step(moves, rule, body)
 
-    def remember(names: Sequence[Any]) -> None:
-        streams.update(
-            {shape_of(name): place for name in names if isinstance(place := made[name], Cut) and place.yields}
-        )
+    def moved(self, name: Any, place: Place) -> tuple[Place, Place]:
+        """What a rank has of an array, and `place`, which it is to have now."""
+        if isinstance(name, core.Literal):
+            return None, place
+        given = place if same_part(self._made[name], place) else self._made[name]
+        if given not in (place, None) and place != SUM and not (place is None and name in self._gathered):
+            self.exchanged += math.prod(shape_of(name)) * (2 if given == SUM and place is None else 1)
+        if place is None:  # whoever takes the whole next has it
+            self._gathered.add(name)
+        if given == SUM and place != SUM:
+            self._made[name] = place
+        return given, place
 
-    remember(jaxpr.invars)
-    summed = _inputs(equation for equation in jaxpr.eqns if not is_linear(equation))
-    added = _inputs(equation for equation in jaxpr.eqns if equation.primitive.name in ADDING)
-    added -= _inputs(equation for equation in jaxpr.eqns if equation.primitive.name not in ADDING)
-    added -= {name for name in jaxpr.outvars if not isinstance(name, core.Literal)}
-    asked = _asked_before(jaxpr, wanted)
-    steps = [planned(equation) for equation in jaxpr.eqns]
-    results = [moved(name, _asked(place, name, made)) for name, place in zip(jaxpr.outvars, wanted, strict=True)]
-    return Plan(steps, results, flops, exchanged)
+    def asked(self, place: Place, name: Any) -> Place:
+        """What a rank is to have of a result of which `place` is wanted."""
+        if place != KEPT:
+            return place
+        return None if isinstance(name, core.Literal) or self._made[name] == SUM else self._made[name]
+
+    def _rule(self, equation: core.JaxprEqn, made_first: Any) -> tuple[Rule, Plan | None]:
+        # Whoever needs a sum needs it once, before all who could take terms. Until then terms stay terms.
+        given = [None if isinstance(name, core.Literal) else self._made[name] for name in equation.invars]
+        pairs = list(zip(given, equation.invars, strict=True))
+        if any(place == SUM and name in self._summed for place, name in pairs):
+            given = [self._streams.get(shape_of(name)) if place == SUM else place for place, name in pairs]
+        # A whole array is a term on one rank; a part that yields is one among zeros, which is less if a sum follows.
+        kinds = {place.yields if isinstance(place, Cut) else place for place in given}
+        joins = equation.primitive.name in ADDING and made_first not in self._summed
+        if joins and (kinds == {SUM, None} or (kinds == {SUM, True} and made_first in self._added)):
+            return Rule([SUM, SUM], [SUM]), None
+        place = self._asked.get(made_first) if set(given) == {None} else None
+        if place and (making := rule_making(equation, place)):
+            return making, None
+        return _rule(equation, given, self._ranks)
+
+    def _remember(self, names: Sequence[Any]) -> None:
+        made = {name: self._made[name] for name in names}
+        self._streams |= {
+            shape_of(name): place for name, place in made.items() if isinstance(place, Cut) and place.yields
+        }
 
 
 def _inputs(equations: Iterable[core.JaxprEqn]) -> set[Any]:
     return {name for equation in equations for name in equation.invars if not isinstance(name, core.Literal)}
-
-
-def _asked(place: Place, name: Any, made: dict[Any, Place]) -> Place:
-    if place != KEPT:
-        return place
-    return None if isinstance(name, core.Literal) or made[name] == SUM else made[name]
 
 
 def _asked_before(jaxpr: core.Jaxpr, wanted: Sequence[Place]) -> dict[Any, Cut]:

@@ -78,8 +78,8 @@ MUTATIONS = (
     Mutation(
         "flax-gradient-of-a-table-of-whole-rows",
         PARTITION,
-        old="rule = rule_making(equation, place) or rule",
-        new="rule = rule",
+        old="if place and (making := rule_making(equation, place)):",
+        new="if place and (making := None):",
         tests=("tests/flax/test_vocabulary.py::test_no_device_has_a_whole_table_or_gradient_or_all_logits[nnx]",),
     ),
     Mutation(
@@ -134,8 +134,8 @@ MUTATIONS = (
     Mutation(
         "flax-sums-exchanged-for-each-reader",
         PARTITION,
-        old="if any(place == SUM and name in summed for",
-        new="if any(False and name in summed for",
+        old="if any(place == SUM and name in self._summed for",
+        new="if any(False and name in self._summed for",
         tests=(CHOSEN,),
     ),
     Mutation(
@@ -155,14 +155,14 @@ MUTATIONS = (
     Mutation(
         "flax-sums-of-positions-brought-together",
         PARTITION,
-        old="streams.get(shape_of(name)) if place == SUM",
+        old="self._streams.get(shape_of(name)) if place == SUM",
         new="None if place == SUM",
         tests=(CHOSEN,),
     ),
     Mutation(
         "flax-sum-of-positions-for-each-term",
         PARTITION,
-        old="(kinds == {SUM, True} and made_first in added)",
+        old="(kinds == {SUM, True} and made_first in self._added)",
         new="(kinds == {SUM, True} and False)",
         tests=(CHOSEN.replace("2-Block-float32", "4-PostNorm-bfloat16"),),
     ),
