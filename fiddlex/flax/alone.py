@@ -75,70 +75,81 @@ def alone(
       given: what a rank has of `x`. If that is a part, a gradient of a whole weight is a term.
       result: what a rank is to have of the first result; of others it is to have the whole.
     """
-    terms = given is not None
+    return _Alone(function, places, axes, given, result)
 
-    def parts(weights: Tree) -> Tree:
-        leaves, structure = jax.tree.flatten(weights)
-        used = [
-            moved_to(x, None, place, axes) if stored_whole(place) else x
-            for x, place in zip(leaves, of(leaves), strict=True)
-        ]
-        return jax.tree.unflatten(structure, map(_as_part, used, of(leaves)))
 
-    def of(leaves: list[Any]) -> Sequence[Place]:
-        return places or [None] * len(leaves)
+class _Alone:
+    """What `alone` makes of its arguments."""
 
-    def results(structure: Any) -> list[Place]:
-        return [result, *[None] * (structure.num_leaves - 1)]
+    def __init__(self, function: Any, places: Sequence[Place], axes: tuple[str, ...], given: Place, result: Place):
+        self._function, self._places, self._axes = function, places, axes
+        self._given, self._result, self._terms = given, result, given is not None
+        self._value = _Inlined(function, self._results, axes, terms=self._terms)
+        self._halves = dict[Any, tuple[_Inlined, _Inlined]]()
+        self._evaluated = jax.custom_vjp(self._evaluate)
+        self._evaluated.defvjp(self._forward, self._backward)
 
-    value = _Inlined(function, results, axes, terms=terms)
-    gradients = [*(of_gradient(place, terms=terms) for place in places), given] if places or terms else []
-    kept = dict[Any, tuple[_Inlined, _Inlined]]()
-
-    def halves(*args: Tree) -> tuple[_Inlined, _Inlined]:
-        """The forward pass and the backward pass of arguments of such types."""
-        key, types, known, ranks = _described(args, axes)
-        if key not in kept:
-            trace = Trace.of(functools.partial(with_vjp, function), *types)
-            planned = plan(trace.jaxpr, known, results(trace.results.children()[0]), ranks)
-            first, second = passes(
-                trace.closed, trace.results.children(), planned, [len(jax.tree.leaves(each)) for each in types], ranks
-            )
-            kept[key] = (
-                _Inlined(first, lambda made: results(made.children()[0]), axes, terms=terms),
-                _Inlined(second, lambda made: gradients, axes, terms=terms),
-            )
-        return kept[key]
-
-    @jax.custom_vjp
-    def evaluated(weights: Tree, x: jax.Array, again: Tree) -> Tree:
-        return value(parts(weights), _as_part(x, given), again)
-
-    def forward(weights: Tree, x: jax.Array, again: Tree) -> tuple[Tree, Tree]:
-        args = parts(weights), _as_part(x, given), again
-        first, second = halves(*args)
-        y, saved = first(*args)
-        return y, _Saved(second, weights, again, saved)
-
-    def backward(saved: _Saved, dy: Tree) -> tuple[Tree, Tree, None]:
-        leaves, structure = jax.tree.flatten(dy)
-        dy = jax.tree.unflatten(structure, map(_as_part, leaves, results(structure)))
-        dweights, dx = saved.second(parts(saved.weights), saved.again, saved.arrays, dy)
-        return dweights, dx, None
-
-    evaluated.defvjp(forward, backward)
-
-    def called(weights: Tree, x: jax.Array, again: Tree) -> Tree:
+    def __call__(self, weights: Tree, x: jax.Array, again: Tree) -> Tree:
         # A gradient is a sum over the axes that are added here.
         varying = frozenset[str]().union(*map(axes_of, jax.tree.leaves((weights, x, again))))
-        varying -= set(axes) if places else set()
+        varying -= set(self._axes) if self._places else set()
         weights, x = jax.tree.map(lambda leaf: as_varying_over(leaf, varying), (weights, x))
         # Of these each rank computes a term of the gradient.
         leaves, structure = jax.tree.flatten(weights)
-        wider = [varying.union(axes) if terms or stored_whole(place) else varying for place in of(leaves)]
-        return evaluated(jax.tree.unflatten(structure, map(as_varying_over, leaves, wider)), x, again)
+        wider = [
+            varying.union(self._axes) if self._terms or stored_whole(place) else varying for place in self._of(leaves)
+        ]
+        return self._evaluated(jax.tree.unflatten(structure, map(as_varying_over, leaves, wider)), x, again)
 
-    return called
+    def _evaluate(self, weights: Tree, x: jax.Array, again: Tree) -> Tree:
+        return self._value(self._parts(weights), _as_part(x, self._given), again)
+
+    def _forward(self, weights: Tree, x: jax.Array, again: Tree) -> tuple[Tree, Tree]:
+        args = self._parts(weights), _as_part(x, self._given), again
+        first, second = self._passes(*args)
+        y, saved = first(*args)
+        return y, _Saved(second, weights, again, saved)
+
+    def _backward(self, saved: _Saved, dy: Tree) -> tuple[Tree, Tree, None]:
+        leaves, structure = jax.tree.flatten(dy)
+        dy = jax.tree.unflatten(structure, map(_as_part, leaves, self._results(structure)))
+        dweights, dx = saved.second(self._parts(saved.weights), saved.again, saved.arrays, dy)
+        return dweights, dx, None
+
+    def _passes(self, *args: Tree) -> "tuple[_Inlined, _Inlined]":
+        """The forward pass and the backward pass of arguments of such types."""
+        key, types, known, ranks = _described(args, self._axes)
+        if key not in self._halves:
+            trace = Trace.of(functools.partial(with_vjp, self._function), *types)
+            planned = plan(trace.jaxpr, known, self._results(trace.results.children()[0]), ranks)
+            first, second = passes(
+                trace.closed, trace.results.children(), planned, [len(jax.tree.leaves(each)) for each in types], ranks
+            )
+            self._halves[key] = (
+                _Inlined(first, lambda made: self._results(made.children()[0]), self._axes, terms=self._terms),
+                _Inlined(second, lambda made: self._gradients(), self._axes, terms=self._terms),
+            )
+        return self._halves[key]
+
+    def _parts(self, weights: Tree) -> Tree:
+        leaves, structure = jax.tree.flatten(weights)
+        used = [
+            moved_to(x, None, place, self._axes) if stored_whole(place) else x
+            for x, place in zip(leaves, self._of(leaves), strict=True)
+        ]
+        return jax.tree.unflatten(structure, map(_as_part, used, self._of(leaves)))
+
+    def _of(self, leaves: list[Any]) -> Sequence[Place]:
+        return self._places or [None] * len(leaves)
+
+    def _results(self, structure: Any) -> list[Place]:
+        return [self._result, *[None] * (structure.num_leaves - 1)]
+
+    def _gradients(self) -> list[Place]:
+        """What a rank is to have of the gradients of the weights and of the input; none: all are whole."""
+        if not self._places and not self._terms:
+            return []
+        return [*(of_gradient(place, terms=self._terms) for place in self._places), self._given]
 
 
 def with_vjp(function: Callable[..., Tree], weights: Tree, x: jax.Array, again: Tree) -> tuple[Tree, Tree]:
