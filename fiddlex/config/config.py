@@ -95,6 +95,7 @@ class Config(Checked, prefix="config."):
             "mesh.tensor",
             mesh.tensor,
             "attention heads are spread evenly over the tensor axis",
+            of=0 if model.head_dim else model.hidden_size,
         )
         if model.kv_heads % mesh.tensor and mesh.tensor % model.kv_heads:
             raise ConfigError(

@@ -81,20 +81,34 @@ def fraction(name: str, value: float) -> None:
         raise ConfigError(f"{name}={value} must be at least 0 and below 1{rounded}.")
 
 
-def divides(name: str, value: int, by_name: str, by: int, why: str) -> None:
-    """Checks that `value` is a multiple of `by`; `why` ends the sentence that states the rule."""
+def divides(name: str, value: int, by_name: str, by: int, why: str, *, of: int = 0) -> None:
+    """Checks that `value` is a multiple of `by`; `why` ends the sentence that states the rule.
+
+    With `of`, the values that the message proposes divide that number.
+    """
     if value % by:
+        multiples = near_multiples(value, by)
+        if of:
+            multiples = " or ".join(_near([number for number in divisors(of) if number % by == 0], value, 2))
+        others = f", or {name} {multiples}" if multiples else ""
         raise ConfigError(
             f"{name}={value} is not a multiple of {by_name}={by}: {why}. "
-            f"Use {by_name} {near_divisors(value, by)}, or {name} {near_multiples(value, by)}."
+            f"Use {by_name} {near_divisors(value, by)}{others}."
         )
+
+
+def divisors(value: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+    return sorted({*small, *(value // d for d in small)})
 
 
 def near_divisors(value: int, by: int) -> str:
     """The divisors of `value` that are nearest to `by`, for a message."""
-    small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
-    divisors = {*small, *(value // d for d in small)}
-    return ", ".join(map(str, sorted(sorted(divisors, key=lambda d: abs(d - by))[:4])))
+    return ", ".join(_near(divisors(value), by, 4))
+
+
+def _near(numbers: list[int], value: int, most: int) -> list[str]:
+    return list(map(str, sorted(sorted(numbers, key=lambda number: abs(number - value))[:most])))
 
 
 def near_multiples(value: int, by: int) -> str:

@@ -100,7 +100,7 @@ def family(
         functions = made(config).functions
         if functions not in told:
             told.add(functions)
-            warn_of_whole(config, functions)
+            warn_of_whole(config, functions, rules)
         return FlaxModel(config, functions)
 
     # An error of the modules names their file (`fiddlex.models.registry.errors_of_family`).

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
+from flax import errors, linen, nnx
 
 from fiddlex.config import ModelConfig
 from fiddlex.errors import ConfigError
@@ -112,6 +112,7 @@ def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruc
     _check_leaves(role, zip(paths, jax.tree.leaves(params), strict=True))
     structure = jax.tree.structure(params)
     modes = _modes(role, type(module).__call__)
+    _check_streams(role, module)
     tags = sorted({each.tag for _, each in nnx.iter_graph(module) if isinstance(each, nnx.RngStream)})
 
     def init(key: jax.Array) -> Weights:
@@ -178,7 +179,13 @@ def _linen(role: str, module: linen.Module, given: jax.ShapeDtypeStruct, embed: 
 
     def apply(weights: Weights, key: jax.Array | None, *inputs: Any, **others: Any) -> Any:
         rngs, call = {} if key is None else {"dropout": key}, others | modes(key is not None)
-        result, sown = module.apply({"params": weights}, *inputs, **call, rngs=rngs, mutable=[LOSSES])
+        try:
+            result, sown = module.apply({"params": weights}, *inputs, **call, rngs=rngs, mutable=[LOSSES])
+        except errors.InvalidRngError as error:
+            raise ConfigError(
+                f"{role} asks for random numbers that there are not: {error}. The only stream is 'dropout', and there "
+                "is none where nothing is dropped: draw by self.make_rng('dropout'), in training alone."
+            ) from error
         return _with_losses(role, result, sown)
 
     return Part(
@@ -215,6 +222,16 @@ def _is_loss(x: Any) -> bool:
 
 def _described(x: Any) -> str:
     return f"{x.dtype}{list(x.shape)}" if isinstance(x, jax.Array) else f"a {type(x).__name__}"
+
+
+def _check_streams(role: str, module: nnx.Module) -> None:
+    """Checks that all that drops has random numbers."""
+    for path, each in nnx.iter_graph(module):
+        if isinstance(each, nnx.Dropout) and each.rngs is None and each.rate:
+            raise ConfigError(
+                f"{'.'.join([role, *map(str, path)])} is a nnx.Dropout without random numbers, and its call gets none: "
+                "make it with rngs, as in nnx.Dropout(rate, rngs=rngs)."
+            )
 
 
 def _holds_tracers(graph: Any) -> bool:

@@ -64,8 +64,9 @@ def _by_rules(path: Path, shape: Sequence[int], axes: Sequence[Any], rules: Rule
         )
     if unknown := [axis for axis in axes if axis is not None and axis not in rules]:
         raise ConfigError(
-            f"{name} has the logical axis {unknown[0]!r}, which no rule of its family maps. Give family(…, rules=…) "
-            f"{{{unknown[0]!r}: 'tensor'}} for a dimension that tensor ranks share, or {{{unknown[0]!r}: None}}."
+            f"{name} has the logical axis {unknown[0]!r}, which no rule of its family maps: there are rules for "
+            f"{', '.join(map(repr, rules)) or 'none'}. Give family(…, rules=…) {{{unknown[0]!r}: 'tensor'}} for a "
+            f"dimension that tensor ranks share, or {{{unknown[0]!r}: None}}."
         )
     shared = [i for i, axis in enumerate(axes) if axis is not None and rules[axis] == "tensor"]
     if not shared:
@@ -114,7 +115,7 @@ def _types(part: Part) -> Any:
     return jax.eval_shape(part.init, jax.random.key(0))
 
 
-def warn_of_whole(config: Config, functions: Functions) -> None:
+def warn_of_whole(config: Config, functions: Functions, rules: Rules | None) -> None:
     """Says which kernels of a layer every tensor rank has whole, and of a vocabulary that ranks do not share."""
     if config.mesh.vocab_shards > 1 and not functions.shares_vocabulary:
         size, padded = config.model.vocab_size, config.padded_vocab_size
@@ -139,11 +140,14 @@ def warn_of_whole(config: Config, functions: Functions) -> None:
     if config.mesh.tensor > 1 and whole:
         share = sum(whole.values()) / sum(leaf.size for _, leaf in leaves)
         logger.warning(
-            "model.family=%s with mesh.tensor=%d: each tensor rank has all of %s, %.0f%% of a layer's weights%s. "
-            "Logical axes and rules can say how to cut them (docs/flax.md).",
+            "model.family=%s with mesh.tensor=%d: each tensor rank has all of %s, %.0f%% of a layer's weights%s. %s "
+            "(docs/flax.md).",
             config.model.family,
             config.mesh.tensor,
             ", ".join(whole),
             100 * share,
             "" if config.mesh.sequence_parallel else ", and computes what the other ranks compute with them",
+            "Logical axes and rules can say how to cut them"
+            if rules is None
+            else "Its rules cut what has a logical axis that they map to 'tensor'; without rules a search decides",
         )

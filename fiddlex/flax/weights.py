@@ -5,7 +5,7 @@ A run's weights are a nested dictionary with `embedding`, `layers`, whose arrays
 the names of `PREFIXES`. Both ways follow from one list of places, which depends on names and shapes alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -74,13 +74,16 @@ def module_locations(shapes: Shapes) -> list[Location]:
     return found
 
 
-def state_of(weights: Weights) -> Tree:
+def state_of(weights: Weights, layers: Sequence[int]) -> Tree:
     """The state of a module of GPT, Llama or BERT, for `nnx.update(module, state)`: a pure dictionary of its arrays.
 
-    `weights` are those of a run as nested dictionaries, without rows that pad the vocabulary, and with one row for each
-    layer in order.
+    Args:
+      weights: those of a run as nested dictionaries, without rows that pad the vocabulary.
+      layers: the number of the layer in each row of `weights["layers"]`, −1 for an empty row: `layers` in the file
+        `meta/metadata` of a checkpoint.
     """
-    leaves = flatten_dict(weights)
+    rows = np.argsort(layers)[np.count_nonzero(np.less(layers, 0)) :]
+    leaves = flatten_dict(weights | {"layers": jax.tree.map(lambda weight: weight[rows], weights["layers"])})
     places = module_locations({name: jnp.shape(leaf) for name, leaf in leaves.items()})
     # Flax's lists have numbers in place of texts.
     return unflatten_dict(

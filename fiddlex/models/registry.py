@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fiddlex.config import Config
 from fiddlex.config.families import FAMILIES, family
-from fiddlex.config.user_code.python_files import errors_of
+from fiddlex.config.user_code.python_files import errors_of, is_of_user
 from fiddlex.errors import ConfigError
 from fiddlex.models.checks import check
 from fiddlex.models.spec import Network
@@ -64,9 +64,11 @@ def errors_of_family(name: str, made: Callable[..., Any]) -> contextlib.Abstract
     `made` is a function or a class, or wraps one. What code of fiddlex's own families raises is passed on.
     """
     made = inspect.unwrap(made)
-    members = vars(made).values() if isinstance(made, type) else ()
-    codes = (getattr(each, "__code__", None) for each in (made, *members))
-    path = next((code.co_filename for code in codes if code), None)
+    members = [each for base in made.__mro__ for each in vars(base).values()] if isinstance(made, type) else []
+    # Flax wraps the methods of modules of Linen.
+    codes = (getattr(inspect.unwrap(each), "__code__", None) for each in (made, *members) if callable(each))
+    paths = [code.co_filename for code in codes if code]
+    path = next(filter(is_of_user, paths), paths[0] if paths else None)
     return errors_of(path) if path and name not in FAMILIES.built_in else contextlib.nullcontext()
 
 

@@ -125,9 +125,35 @@ class Together(modules.Block):
         self.scales = nnx.Param({"a": jnp.ones(config.hidden_size), "b": jnp.ones(config.hidden_size)})
 
 
+class Streamless(modules.Block):
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.further = nnx.Dict(drop=nnx.Dropout(0.1))
+
+
+class OfNoise(linen.Module):
+    config: Any
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x + jax.random.normal(self.make_rng("noise"), x.shape)
+
+
+class LinenFailing(linen.Module):
+    config: Any
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * jnp.ones(7)
+
+
 class Failing(modules.Block):
     def __call__(self, x: jax.Array) -> jax.Array:
         return x @ self.nothing  # type: ignore[no-any-return]
+
+
+class Inheriting(Failing):
+    pass
 
 
 @pytest.mark.parametrize(
@@ -161,7 +187,11 @@ class Failing(modules.Block):
             r"embed makes int; it must make a flax.nnx.Module from the config and `rngs`, or a flax.l",
         ),
         ({"block": Together}, r"block has scales, a nnx.Param that holds a dict in .*\. Make a nnx.Param of each"),
+        ({"block": Streamless}, r"block\.further\.drop is a nnx\.Dropout without random .*: make it with rngs"),
+        ({"block": OfNoise}, r"block asks for random numbers .*PRNG for .noise. .*The only stream is 'dropout'"),
         ({"block": Failing}, r"test_refused_modules\.py, line \d+: AttributeError: .*nothing"),
+        ({"block": Inheriting}, r"test_refused_modules\.py, line \d+: AttributeError: .*nothing"),
+        ({"block": LinenFailing}, r"test_refused_modules\.py, line \d+: \w+Error: .*shapes"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

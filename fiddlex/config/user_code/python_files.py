@@ -7,13 +7,18 @@ becomes a message for its author, which names the file and the line; only what a
 import contextlib
 import difflib
 import os
+import pathlib
 import runpy
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
 from fiddlex.errors import ConfigError, FiddlexError, Stopped
+
+# Folders of fiddlex, of Python and of installed packages.
+_LIBRARIES = str(pathlib.Path(__file__).parents[2]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
 
 
 def run_file(path: str) -> dict[str, Any]:
@@ -67,9 +72,20 @@ def errors_of(path: str, error_type: type[FiddlexError] = ConfigError) -> Iterat
 
 
 def place(path: str, error: BaseException) -> str:
-    """A file, with its last line that was running when `error` was raised."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f"{path}, line {lines[-1]}" if lines else path
+    """A file, with its last line that was running when `error` was raised.
+
+    If none was, as where a class inherits what fails, the file and the line of other code of the user.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    for is_wanted in (path.__eq__, is_of_user):
+        if found := [frame for frame in frames if is_wanted(frame.filename)]:
+            return f"{found[-1].filename}, line {found[-1].lineno}"
+    return path
+
+
+def is_of_user(path: str) -> bool:
+    """Whether a file is neither of fiddlex nor of an installed package or Python itself."""
+    return os.path.exists(path) and not any(path.startswith(f"{folder}{os.sep}") for folder in _LIBRARIES)
 
 
 def similar_file(path: str) -> str:

@@ -51,7 +51,7 @@ def load(workdir: str | os.PathLike[str], step: int | None = None) -> GPT | Llam
     classes = {"num_classes": program.model.network.task.num_outputs} if made is Bert else {}
     # Initial weights would take time and memory.
     module = nnx.eval_shape(lambda: made(config.model, **classes, rngs=nnx.Rngs(params=0, dropout=0)))
-    nnx.update(module, state_of(whole(state.weights, program.model, program.layout)))
+    nnx.update(module, state_of(whole(state.weights, program.model, program.layout), range(config.model.num_layers)))
     nnx.reseed(module, dropout=config.train.seed)
     module.eval()
     return module

@@ -1,6 +1,10 @@
 """Runs start from what Flax and orbax alone have saved, and plain orbax reads what a run saves."""
 
+import os
 import pathlib
+import pickle
+import subprocess
+import sys
 from typing import Any
 
 import chex
@@ -26,7 +30,7 @@ from fiddlex.train.run.transfer.trees import read_tree
 from fiddlex.train.run.transfer.weights import pretrained
 from fiddlex.train.trainer import Trainer
 from tests.flax import modules
-from tests.flax.test_models import arrays, drawn
+from tests.flax.test_models import arrays, drawn, state
 
 
 def saved(tree: Any, path: pathlib.Path) -> pathlib.Path:
@@ -99,28 +103,51 @@ def test_a_family_of_flax_modules_starts_from_their_variables(
     chex.assert_trees_all_equal(trainer.weights(), jax.tree.map(np.asarray, plain))
 
 
+READ = """
+import json, pathlib, pickle, sys
+import jax, numpy as np, orbax.checkpoint as ocp
+
+assert jax.device_count() == 1
+checkpointer, step = ocp.StandardCheckpointer(), pathlib.Path(sys.argv[1])
+arrays = checkpointer.metadata(step / "weights").item_metadata.tree
+weights = checkpointer.restore(step / "weights", jax.tree.map(lambda a: np.empty(a.shape, a.dtype), arrays))
+rows = json.loads((step / "meta" / "metadata").read_text())["layers"]
+pathlib.Path(sys.argv[2]).write_bytes(pickle.dumps((weights, rows)))
+"""  # without fiddlex, as docs/flax.md has it
+
+
+def read_elsewhere(trainer: Trainer, folder: pathlib.Path) -> tuple[Any, list[int]]:
+    """What a program on one device reads of a run on several: weights, and the layer of each of their rows."""
+    with Checkpoints(folder) as checkpoints:
+        trainer.save(checkpoints)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", READ, str(folder / "checkpoints" / "0"), str(folder / "read")]
+    subprocess.run(command, check=True, env=environment, cwd=folder)
+    found: tuple[Any, list[int]] = pickle.loads((folder / "read").read_bytes())
+    return found
+
+
 def test_plain_orbax_reads_what_a_run_saves(
     tiny_config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(FAMILIES, "nnx", modules.NNX)
-    fields = {"mesh.pipe": 2, "pipeline.num_microbatches": 4, "model.vocab_size": 256, "model.family": "nnx"}
-    config = replaced(tiny_config, fields)
-    trainer = Trainer(config)
-    with Checkpoints(tmp_path / "own") as checkpoints:
-        trainer.save(checkpoints)
-    weights = ocp.StandardCheckpointer().restore(tmp_path / "own" / "checkpoints" / "0" / "weights")
-    block = modules.Block(config.model, rngs=nnx.Rngs(7))
-    nnx.update(block, nnx.restore_int_paths(jax.tree.map(lambda w: w[1], weights["layers"])))
-    chex.assert_trees_all_equal(weights, trainer.weights())
-    chex.assert_trees_all_equal(block.norms[1].scale[...], weights["layers"]["norms"]["1"]["scale"][1])
-    chex.assert_trees_all_equal(block.up.kernel[...], weights["layers"]["up"]["kernel"][1])
+    fields = {"mesh.pipe": 2, "pipeline.num_microbatches": 4, "model.vocab_size": 256, "model.num_layers": 4}
+    config = replaced(tiny_config, fields | {"pipeline.schedule": "interleaved_1f1b", "pipeline.num_chunks": 2})
+    trainer = Trainer(replaced(config, {"model.family": "nnx"}))
+    weights, rows = read_elsewhere(trainer, tmp_path / "own")
+    assert rows == [0, 2, 1, 3]
+    block = modules.Block(trainer.config.model, rngs=nnx.Rngs(7))
+    nnx.update(block, nnx.restore_int_paths(jax.tree.map(lambda w: w[rows.index(1)], weights["layers"])))
+    expected = trainer.weights()
+    chex.assert_trees_all_equal(weights["embedding"], expected["embedding"])
+    chex.assert_trees_all_equal(block.norms[1].scale[...], expected["layers"]["norms"]["1"]["scale"][1])
+    chex.assert_trees_all_equal(block.up.kernel[...], expected["layers"]["up"]["kernel"][1])
 
-    given = drawn(GPT(replaced(config, {"model.family": "gpt"}).model, rngs=nnx.Rngs(0)))
-    fiddlex.flax.save(given, tmp_path / "gpt")
-    weights = ocp.StandardCheckpointer().restore(tmp_path / "gpt" / "checkpoints" / "0" / "weights")
-    module = GPT(given.config, rngs=nnx.Rngs(7))
-    nnx.update(module, fiddlex.flax.state_of(weights))
-    chex.assert_trees_all_equal(arrays(module), arrays(given))
+    trainer = Trainer(config)
+    weights, rows = read_elsewhere(trainer, tmp_path / "gpt")
+    module = GPT(config.model, rngs=nnx.Rngs(7))
+    nnx.update(module, fiddlex.flax.state_of(weights, rows))
+    chex.assert_trees_all_equal(arrays(module), state(trainer))
 
     with pytest.raises(CheckpointError, match=rf"is a part of a run's checkpoint, .*directory, {tmp_path / 'own'}\.$"):
         trainer.start_from(str(tmp_path / "own" / "checkpoints" / "0" / "weights"))
