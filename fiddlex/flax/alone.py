@@ -122,9 +122,11 @@ class _Alone:
         if key not in self._halves:
             trace = Trace.of(functools.partial(with_vjp, self._function), *types)
             planned = plan(trace.jaxpr, known, self._results(trace.results.children()[0]), ranks)
-            first, second = passes(
-                trace.closed, trace.results.children(), planned, [len(jax.tree.leaves(each)) for each in types], ranks
-            )
+            y, vjp = jax.tree.unflatten(trace.results, [name.aval for name in trace.jaxpr.outvars])
+            pulled = Trace.of(pull, vjp, y)
+            structures = trace.results.children()[0], pulled.results
+            sizes = [len(jax.tree.leaves(each)) for each in types]
+            first, second = passes(trace.closed, pulled.closed, structures, planned, sizes, ranks)
             self._halves[key] = (
                 _Inlined(first, lambda made: self._results(made.children()[0]), self._axes, terms=self._terms),
                 _Inlined(second, lambda made: self._gradients(), self._axes, terms=self._terms),

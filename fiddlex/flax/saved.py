@@ -21,7 +21,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from fiddlex.config.values.stash import STATISTICS
 from fiddlex.flax.operations import SUM, cut, shape_of
 from fiddlex.flax.partition import Plan, Step
-from fiddlex.pipeline.elementwise import FUSED
+from fiddlex.pipeline.elementwise import ELEMENTWISE, FUSED
 
 _MOST = 1 << 30  # of the capacities, which are 32-bit
 _EXCHANGE = 1000  # how many times its bytes a term costs, which ranks would have to add up to save it
@@ -31,13 +31,19 @@ Names = Sequence[Any]
 
 
 def passes(
-    closed: core.ClosedJaxpr, structures: Sequence[Any], planned: Plan, sizes: Sequence[int], ranks: int
+    closed: core.ClosedJaxpr,
+    pulled: core.ClosedJaxpr,
+    structures: Sequence[Any],
+    planned: Plan,
+    sizes: Sequence[int],
+    ranks: int,
 ) -> tuple[Callable[..., Tree], Callable[..., Tree]]:
     """A forward pass that saves the least, and its backward pass, as functions of whole arrays.
 
     Args:
       closed: a trace of `jax.vjp` of a function of weights, `x` and `again`, which is not differentiated.
-      structures: those of the function's result and of its derivative.
+      pulled: a trace of the derivative, a function of what it takes and of the gradient of the result.
+      structures: those of the function's result and of the gradients.
       planned: how ranks share the trace.
       sizes: numbers of weights, of arrays in `x`, and of those in `again`.
       ranks: number of ranks.
@@ -52,7 +58,7 @@ def passes(
     saved = least_saved(jaxpr, planned, taken, given, ranks)
     forwards = _needed(jaxpr, [*y, *saved], jaxpr.invars, reports=True)
     again = _needed(jaxpr, taken, [*saved, *given], reports=False)
-    exact = _enlarged(again)
+    exact = _enlarged(again, dict(zip(pulled.jaxpr.invars, taken, strict=False)), pulled.jaxpr.eqns, unknown=saved)
 
     def first(*args: Tree) -> tuple[Tree, list[Any]]:
         values = constants | dict(zip(jaxpr.invars, jax.tree.leaves(args), strict=True))
@@ -65,23 +71,52 @@ def passes(
     def second(weights: Tree, others: Tree, arrays: list[Any], dy: Tree) -> Tree:
         known = [*jax.tree.leaves((weights, others)), *arrays]
         values = constants | dict(zip([*given, *saved], known, strict=True))
-        return jax.tree.unflatten(structures[1], _evaluated(again, values, taken))(dy)
+        made = _evaluated(again, values, taken)
+        return jax.tree.unflatten(structures[1], core.jaxpr_as_fun(pulled)(*made, *jax.tree.leaves(dy)))
 
     return first, second
 
 
-def _enlarged(equations: Sequence[core.JaxprEqn]) -> set[Any]:
-    """The arrays whose errors operations may enlarge, so that a stash must not round them."""
-    found = set[Any]()
-    for equation in reversed(equations):
-        if equation.primitive.name in ("div", "rem"):  # by the denominator
-            found.update(_names(equation.invars[1:]))
-        if equation.primitive.name in _ENLARGE or found.intersection(equation.outvars):
+def _enlarged(
+    again: Sequence[core.JaxprEqn], taken: dict[Any, Any], pulled: Sequence[core.JaxprEqn], *, unknown: Names
+) -> set[Any]:
+    """The arrays whose errors operations may enlarge, so that a stash must not round them.
+
+    Args:
+      again: operations that make arrays again.
+      taken: for each argument of the derivative, the array that it is.
+      pulled: the operations of the derivative.
+      unknown: the arrays that the stash holds.
+    """
+    from_stash, found = set(unknown), set[Any]()
+    for equation in again:
+        if from_stash.intersection(_names(equation.invars)):
+            from_stash.update(equation.outvars)
+    for equation in (*reversed(pulled), *reversed(again)):
+        if found.intersection(equation.outvars):
             found.update(_names(equation.invars))
+        read = set(_names([taken.get(name, name) for name in _sensitive(equation)]))
+        # Two arrays of the stash that are rounded apart are no longer equal, or in order.
+        if equation.primitive.name not in _COMPARE or len(from_stash.intersection(read)) > 1:
+            found.update(read)
     return found
 
 
-_ENLARGE = {"exp", "exp2", "expm1", "log", "log1p", "pow", "rsqrt", "sinh", "cosh", "tan", "atanh", "acosh", "lgamma"}
+def _sensitive(equation: core.JaxprEqn) -> list[Any]:
+    """The arrays that an operation reads whose errors it may enlarge, or of which it must know whether they differ."""
+    name, arrays = equation.primitive.name, equation.invars
+    if name in ("div", "rem"):  # by the denominator
+        return list(_names(arrays[1:]))
+    inner = (getattr(each, "jaxpr", each) for each in core.jaxprs_in_params(equation.params))
+    enlarges = name in _ENLARGE or (name == "integer_pow" and equation.params["y"] < 0)
+    enlarges |= any(_sensitive(each) for jaxpr in inner for each in jaxpr.eqns)
+    return list(_names(arrays)) if enlarges or name in _COMPARE else []
+
+
+_ENLARGE = {
+    "exp", "exp2", "expm1", "log", "log1p", "pow", "rsqrt", "sin", "cos", "tan", "sinh", "cosh", "atanh", "acosh",
+    "lgamma",
+}  # fmt: skip
 
 
 def _evaluated(equations: Sequence[core.JaxprEqn], values: dict[Any, Any], names: Names) -> list[Any]:
@@ -107,11 +142,12 @@ def least_saved(jaxpr: core.Jaxpr, planned: Plan, taken: Names, given: Names, ra
     """
     makers = {name: pair for pair in zip(jaxpr.eqns, planned.steps, strict=True) for name in pair[0].outvars}
     known = _following(jaxpr, planned, {*jaxpr.constvars, *given})
+    compared = _compared(jaxpr, known)
     waiting, made_from = [name for name in _names(taken) if name not in known], dict[Any, list[Any]]()
     sinks = set(waiting)
     while waiting:
         if (name := waiting.pop()) not in made_from:
-            fuses = name in makers and _fuses(*makers[name])
+            fuses = name in makers and _fuses(*makers[name]) and name not in compared
             made_from[name] = [each for each in _names(makers[name][0].invars) if each not in known] if fuses else []
             waiting += made_from[name]
     if not made_from:
@@ -124,6 +160,36 @@ def least_saved(jaxpr: core.Jaxpr, planned: Plan, taken: Names, given: Names, ra
         )
 
     return _minimum_cut(made_from, sinks, {name: size(name) for name in made_from})
+
+
+def _compared(jaxpr: core.Jaxpr, known: Set[Any]) -> set[Any]:
+    """Results of arithmetic that comparisons of two unknown arrays read, as that of scores with their maximum.
+
+    Made again, they may be rounded otherwise than what they are compared with, and no element equals the maximum.
+    """
+    found, compared = set[Any](), set[Any]()
+    for equation in reversed(jaxpr.eqns):
+        names, name = set(_names(equation.invars)).difference(known), equation.primitive.name
+        if name in _COMPARE and len(names) > 1:
+            found |= names
+        elif found.intersection(equation.outvars):
+            if name in _EXACT or _widens(equation):
+                found |= names
+            else:
+                compared.update(equation.outvars)
+    return compared
+
+
+_COMPARE = {"eq", "ne", "ge", "gt", "le", "lt"}
+# operations that round nothing
+_EXACT = {"abs", "copy", "max", "min", "name", "neg", "select_n", "stop_gradient"} | FUSED - ELEMENTWISE
+
+
+def _widens(equation: core.JaxprEqn) -> bool:
+    if equation.primitive.name != "convert_element_type":
+        return False
+    before, after = (each.aval.dtype for each in (equation.invars[0], equation.outvars[0]))  # type: ignore[attr-defined]
+    return np.promote_types(before, after) == after
 
 
 def _minimum_cut(made_from: dict[Any, list[Any]], sinks: Set[Any], sizes: dict[Any, float]) -> list[Any]:

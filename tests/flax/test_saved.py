@@ -1,6 +1,7 @@
 """What a call of a Flax module saves for its derivative."""
 
 import itertools
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -59,22 +60,35 @@ def normed(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
     return ((x_f32 - x_f32.mean(-1, keepdims=True)) * jax.lax.rsqrt(variance + 1e-6)).astype(x.dtype) @ w @ w.T
 
 
+def peak(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
+    """The comparison of `y` with its maximum needs the very `y` of the forward pass."""
+    y = x * w[:, 0] + w[:, 1]
+    return x + jnp.tanh((y - y.max(-1, keepdims=True)) @ w) @ w.T
+
+
+def rectified(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
+    return x + jax.nn.relu(x @ w + w[0]) @ w.T
+
+
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (gelu, {((4, 8), "bfloat16"), ((4, 16), "bfloat16")}),  # the input, and GELU's
+        (gelu, [((4, 8), "bfloat16"), ((4, 16), "bfloat16")]),  # the input, and GELU's
         # one array of the size of the scores, and a sum for each position
-        (softmax, {((4, 8), "bfloat16"), ((4, 16), "bfloat16"), ((4, 4), "float32"), ((4, 1), "float32")}),
-        (normed, {((4, 8), "bfloat16"), ((4, 1), "float32"), ((4, 16), "bfloat16")}),  # sums of each position
+        (softmax, [((4, 8), "bfloat16"), *2 * [((4, 16), "bfloat16")], ((4, 4), "float32"), ((4, 1), "float32")]),
+        (normed, [((4, 8), "bfloat16"), *3 * [((4, 1), "float32")], ((4, 16), "bfloat16")]),  # sums of each position
+        # the input, `y`, and of each position the maximum and how many elements have it
+        (peak, [*2 * [((4, 8), "bfloat16")], *2 * [((4,), "bfloat16")], ((4, 16), "bfloat16")]),
+        (rectified, [((4, 8), "bfloat16"), ((4, 16), "bfloat16")]),
     ],
-    ids=["gelu", "softmax", "norm"],
+    ids=["gelu", "softmax", "norm", "peak", "rectified"],
 )
 def test_arrays_that_follow_by_elementwise_work_are_made_again(
-    function: object, expected: set[tuple[tuple[int, ...], str]]
+    function: object, expected: list[tuple[tuple[int, ...], str]]
 ) -> None:
     types = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((8, 16), (4, 8))]
     stashed = jax.eval_shape(lambda w, x: SplitVjp(alone(function)).forward(w, x, None)[1], *types)  # type: ignore[arg-type]
-    assert {(each.shape, each.dtype.name) for each in stashed} == expected
+    assert sorted((each.shape, each.dtype.name) for each in stashed) == sorted(expected)
 
 
 def attention(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
@@ -84,14 +98,29 @@ def attention(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
     return x + jnp.exp(scores - jax.nn.logsumexp(scores, axis=-1, keepdims=True)) @ y @ w.T
 
 
+def quotient(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
+    """Its denominator has no gradient, so that the derivative alone divides by it."""
+    return x + (x @ w / jax.lax.stop_gradient(jnp.abs(x @ w[:, ::-1]) + 1e-3)) @ w.T
+
+
+def inverse(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
+    y = x @ w
+    return x + (y * (jnp.square(y) + 1e-3) ** -1) @ w.T
+
+
+def waves(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
+    return x + jnp.sin(30 * (x @ w)) @ w.T
+
+
 @pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
-def test_a_stash_of_8_bits_rounds_nothing_whose_errors_grow(kind: str) -> None:
+@pytest.mark.parametrize("function", [attention, peak, quotient, inverse, waves])
+def test_a_stash_of_8_bits_rounds_nothing_whose_errors_grow(function: Any, kind: str) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     w, x, dy = (
         jax.random.normal(key, shape) / 4 for key, shape in zip(keys, [(8, 16), (2, 32, 8), (2, 32, 8)], strict=True)
     )
-    expected = jax.vjp(lambda w, x: attention(w, x, None), w, x)[1](dy)
-    split = SplitVjp(alone(attention), codec=codec_of(kind))
+    expected = jax.vjp(lambda w, x: function(w, x, None), w, x)[1](dy)
+    split = SplitVjp(alone(function), codec=codec_of(kind))
     _, stashed, _ = split.forward(w, x, None)
     found = split.backward(w, None, stashed, dy)
     for each, wanted in zip(found, expected, strict=True):

@@ -77,8 +77,8 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], We
             f"train.init_from={workdir} is no directory of a run, and has folders in which orbax has saved arrays. "
             f"Name one of these, such as {inner[-1]}."
             if inner
-            else f"train.init_from={workdir} has no config.json, as the directory of a run has, and is no folder in which "
-            "orbax has saved weights (docs/flax.md). Name one of the two, or hf:DIR for a folder of transformers."
+            else f"train.init_from={workdir} has no config.json, as the directory of a run has, and is no folder in "
+            "which orbax has saved weights (docs/flax.md). Name one of the two, or hf:DIR for a folder of transformers."
         )
     saved = read_config(workdir, named_by="train.init_from")
     check_fits(saved, config, workdir)
