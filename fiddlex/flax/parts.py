@@ -292,7 +292,8 @@ def _check_leaves(role: str, leaves: Any) -> None:
     for path, each in leaves:
         if wrong := [name for name in path if not f"_{name}".isidentifier()]:
             raise ConfigError(
-                f"{role} has {'.'.join(path)}; names are words of letters, digits and underscores: rename {wrong[0]!r}."
+                f"{role} has {'.'.join(path)}; names are words of letters, digits and underscores: rename {wrong[0]!r}"
+                ", or use no wrapper that names it so, as linen.WeightNorm does."
             )
         if each.dtype != jnp.float32:
             trained = jnp.issubdtype(each.dtype, jnp.floating)
