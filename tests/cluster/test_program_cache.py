@@ -57,6 +57,7 @@ def steps_in(folder: pathlib.Path) -> list[pathlib.Path]:
     return [path for path in folder.rglob("*-cache") if "step" in path.name]
 
 
+@pytest.mark.long
 def test_a_program_is_compiled_once(tiny_config: Config, tmp_path: pathlib.Path) -> None:
     assert not was_kept(tiny_config, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1  # of this processor

@@ -17,6 +17,7 @@ from fiddlex.pipeline.carry import Carry
 from fiddlex.pipeline.engine import Engine
 
 LISTS = [written(some) for size in range(len(PARTS) + 1) for some in itertools.combinations(PARTS, size)]
+QUICK = [LISTS[0], LISTS[-1], *PARTS, written(("gelu", "norms"))]  # of the default tier, the first two for all models
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "bert": {"model.family": "bert", "model.post_norm": True},
@@ -69,7 +70,7 @@ CASES = [  # model, mesh, dropout
 @pytest.mark.parametrize(
     ("model", "mesh", "dropout", "recompute"),
     [
-        pytest.param(*case, parts, marks=[] if case == CASES[1] or parts in (LISTS[0], LISTS[-1]) else pytest.mark.long)
+        pytest.param(*case, parts, marks=[] if parts in QUICK[: None if case == CASES[1] else 2] else pytest.mark.long)
         for case in CASES
         for parts in LISTS
     ],

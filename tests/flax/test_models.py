@@ -100,9 +100,9 @@ def of_a_layer(config: Config) -> tuple[float, int]:
     [
         ("gpt", GPTS["tied"]),
         ("llama", LLAMAS["shared keys"]),
-        ("llama", LLAMAS["biases"]),
+        pytest.param("llama", LLAMAS["biases"], marks=pytest.mark.long),
         ("bert", {"model.post_norm": True}),
-        ("bert", {"model.post_norm": False, "model.ffn_size": 96}),
+        pytest.param("bert", {"model.post_norm": False, "model.ffn_size": 96}, marks=pytest.mark.long),
     ],
 )
 def test_the_flops_of_a_traced_layer_are_those_of_its_description(

@@ -114,10 +114,15 @@ class Pairs(modules.Embed):
             modules.Embed, modules.Head, 257, "has no equal parts for them; model.vocab_size=260 has", id="257"
         ),
         pytest.param(Pairs, Cosine, 257, "has no equal parts for them; model.vocab_size=260 has", id="counted, 257"),
-        pytest.param(Pairs, Cosine, V, "", id="counted"),
-        pytest.param(fixed(modules.Embed), modules.Head, V, "has a dimension that is config.vocab_size", id="fixed"),
-        pytest.param(Twice, Output, V, "has a dimension that is config.vocab_size", id="twice"),
-        pytest.param(modules.Embed, Prior, V, "has a dimension that is config.vocab_size", id="one size"),
+        pytest.param(Pairs, Cosine, V, "", id="counted", marks=pytest.mark.long),
+        *(
+            pytest.param(embed, head, V, "has a dimension that is config.vocab_size", id=name, marks=pytest.mark.long)
+            for name, embed, head in [
+                ("fixed", fixed(modules.Embed), modules.Head),
+                ("twice", Twice, Output),
+                ("one size", modules.Embed, Prior),
+            ]
+        ),
     ],
 )
 def test_a_vocabulary_is_shared_or_whole_and_losses_are_those_of_one_device(

@@ -242,6 +242,7 @@ def test_a_task_starts_from_a_folder_as_from_a_workdir(
     np.testing.assert_array_equal(found[0]["embedding"]["positions"], given["embedding"]["positions"][:24])
 
 
+@pytest.mark.long
 def test_a_converted_classifier_evaluates_trains_and_keeps_its_classes(
     verdicts: dict[str, Any], tmp_path: pathlib.Path
 ) -> None:

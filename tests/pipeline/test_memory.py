@@ -31,6 +31,7 @@ def test_more_microbatches_take_no_more_memory(case: str) -> None:
     assert (many - few) / 120 <= MICROBATCH_BYTES + KEY_BYTES * (config.model.dropout > 0)
 
 
+@pytest.mark.long
 def test_memory_grows_where_the_schedule_holds_every_microbatch() -> None:
     config = large_config()
     config.pipeline.schedule = "gpipe"

@@ -10,7 +10,8 @@ from fiddlex.config import Config
 
 
 @pytest.mark.parametrize(
-    ("schedule", "chunks"), [pytest.param("1f1b", 1, marks=pytest.mark.long), ("interleaved_1f1b", 2), ("zb_h1", 1)]
+    ("schedule", "chunks"),
+    [("interleaved_1f1b", 2), *(pytest.param(name, 1, marks=pytest.mark.long) for name in ("1f1b", "zb_h1"))],
 )
 def test_program_does_not_grow(schedule: str, chunks: int, tiny_config: Config) -> None:
     tiny_config.mesh.pipe, tiny_config.model.dropout = 4, 0.1

@@ -13,7 +13,7 @@ from fiddlex.parallel.sharding import named
 from fiddlex.train.step.flushed import make_gradients
 
 
-@pytest.mark.parametrize("checkpoint_stage", [False, True])
+@pytest.mark.parametrize("checkpoint_stage", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_loss_and_gradients_are_the_executors(checkpoint_stage: bool, tiny_config: Config) -> None:
     tiny_config.model.num_layers, tiny_config.mesh.pipe = 8, 4
     program = make_program(with_microbatches(tiny_config, 6, microbatch_size=2))

@@ -34,6 +34,7 @@ def problem():
     return Problem(config, load_topology("a100_80"), 16, semantics=("sync",))
 
 
+@pytest.mark.long
 def test_plans_with_auto_are_added_where_they_are_better(problem):
     found = search(problem, keep=3)
     assert with_auto(problem, found, 0) == found

@@ -53,7 +53,7 @@ def test_a_config_without_the_word_stays_as_it_is():
     assert settle(config, A100) is config
 
 
-@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("chunks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_table_is_no_slower_than_names_that_hold_as_much(chunks, caplog):
     with caplog.at_level(logging.INFO, "fiddlex"):
         settled = settle(make_config(num_chunks=chunks), A100)

@@ -59,7 +59,7 @@ def test_no_pipeline_is_faster_than_its_bound(pipeline):
 @pytest.mark.parametrize(
     ("topology", "objective"),
     [
-        pytest.param(*pair, marks=[] if pair in (("a100_80", "time"), ("tpu_v5e", "cost")) else pytest.mark.long)
+        pytest.param(*pair, marks=[] if pair == ("a100_80", "time") else pytest.mark.long)
         for pair in itertools.product(("a100_80", "tpu_v5e"), OBJECTIVES)
     ],
 )

@@ -103,6 +103,7 @@ def test_a_pipeline_that_is_not_flushed_takes_as_long_as_unrolled(shape, data):
     assert batch_seconds(shape, costs) == pytest.approx(steady(windows, costs).period, rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(shapes(FLUSHED_OR_NOT, ("2bw", "stash", "vertical_sync", "delay:2"), ranks=(2, 4)), st.data())
 def test_a_batch_of_any_semantics_takes_as_long_as_unrolled(shape, data):

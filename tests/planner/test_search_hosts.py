@@ -145,6 +145,7 @@ def test_a_config_with_something_on_the_host_keeps_it_there(monkeypatch):
         search_further(alone)
 
 
+@pytest.mark.long
 def test_weights_go_to_the_host_only_where_they_can(monkeypatch):
     fake_memory(monkeypatch, here=5, offloaded=5, streamed=5, spilled=3)
     monkeypatch.setattr("fiddlex.planner.no_plan.DOUBLINGS", 1)  # no bound shortens a search with such a memory

@@ -96,6 +96,7 @@ def test_blocks_give_legal_schedules(problem):
         assert is_legal(schedule.actions, schedule.placement, problem.num_microbatches)
 
 
+@pytest.mark.long
 @settings(max_examples=settings.default.max_examples // 2)
 @given(problems(max_pipe=3))
 def test_a_solved_block_keeps_the_caps_when_it_is_repeated(problem):

@@ -164,7 +164,9 @@ def test_bounds_that_are_reached(placement, m, cap, clock, costs, bound):
     assert find(problem, effort=SHORT).judged.time == bound
 
 
-@pytest.mark.parametrize(("pipe", "m"), [(4, 8), (4, 16), (8, 16)])
+@pytest.mark.parametrize(
+    ("pipe", "m"), [(4, 8), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in [(4, 16), (8, 16)])]
+)
 @pytest.mark.parametrize("clock", CLOCKS)
 def test_caps_of_a_half_and_a_third_have_the_published_bubbles_or_less(pipe, m, clock):
     half = find_anywhere(pipe, 2, m, Costs(), cap=(pipe + 2) // 2, clock=clock, effort=SHORT, with_bound=False)

@@ -39,7 +39,7 @@ def config(tiny_config: Config) -> Config:
     [
         pytest.param("mlm", marks=pytest.mark.long),
         "mlm_nsp",
-        "multiple_choice",
+        pytest.param("multiple_choice", marks=pytest.mark.long),
         pytest.param("classification", marks=pytest.mark.long),
     ],
 )
@@ -224,6 +224,7 @@ def test_a_run_ends_when_it_gets_no_better_and_keeps_its_best_also_when_resumed(
     assert (resumed.step, resumed.evaluation) == (outcome.step, outcome.evaluation)
 
 
+@pytest.mark.long
 def test_best_weights_of_steps_that_are_trained_again_are_made_again(
     task_config: Config, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
