@@ -4,6 +4,7 @@ Weights are nested dictionaries of arrays, whose names are those of the module's
 any trace, and without its parameters' values where it keeps no array outside a `nnx.Variable`.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -147,7 +148,8 @@ def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruc
         module = nnx.merge(graph, params, rest, copy=True)
         module.train() if drops else module.eval()
         others = {"embed": embed.bound(of_embed)} if embed and part.takes_embed else {}
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of sowing without nnx.capture
+        with _reaching_into(others.get("embed")), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of sowing without nnx.capture
             module(x, **others, **modes(drops))
         kept = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState))))
         added = {path: type(each) for path, each in kept if path not in known and isinstance(each, Loss)}
@@ -166,7 +168,8 @@ def _linen(role: str, module: linen.Module, given: jax.ShapeDtypeStruct, embed: 
     def boxed(key: jax.Array) -> Any:
         keys = {name: jax.random.fold_in(key, number) for number, name in enumerate(("params", "dropout"))}
         others = {"embed": embed.bound(embed.init(key))} if takes_embed and embed else {}
-        return module.init(keys, jnp.zeros(given.shape, given.dtype), **others, **modes(False))
+        with _reaching_into(others.get("embed")):
+            return module.init(keys, jnp.zeros(given.shape, given.dtype), **others, **modes(False))
 
     def variables(key: jax.Array) -> Any:
         return linen.unbox(boxed(key))
@@ -196,6 +199,20 @@ def _linen(role: str, module: linen.Module, given: jax.ShapeDtypeStruct, embed: 
         takes_embed=takes_embed,
         axes={path: tuple(spec) for path, spec in flat(specs.get("params", {})) if any(spec)},
     )
+
+
+@contextlib.contextmanager
+def _reaching_into(embed: Any) -> Iterator[None]:
+    """Tells a head what it cannot reach in the module `embed` that it gets, if that is one of Linen."""
+    try:
+        yield
+    except AttributeError as error:
+        if not isinstance(embed, linen.Module):
+            raise
+        raise ConfigError(
+            f"head uses what embed has only inside its own call: {error} Let {type(embed).__name__} make its "
+            "submodules in `setup`, not in a compact call."
+        ) from error
 
 
 def _with_losses(role: str, result: Any, *sown: Any) -> Any:

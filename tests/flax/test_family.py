@@ -213,10 +213,8 @@ def test_flops_and_parameters_are_those_of_the_same_gpt(config: Config) -> None:
     ("name", "schedule", "recompute"),
     [
         ("nnx", "1f1b", "none"),
-        *(
-            pytest.param(*each, marks=pytest.mark.long)
-            for each in [("nnx", "zb_h1", "none"), ("linen", "1f1b", "full")]
-        ),
+        pytest.param("nnx", "zb_h1", "none", marks=pytest.mark.long),
+        pytest.param("linen", "1f1b", "full", marks=pytest.mark.long),
     ],
 )
 def test_memory_is_predicted(name: str, schedule: str, recompute: str, config: Config) -> None:

@@ -152,6 +152,16 @@ class Failing(modules.Block):
         return x @ self.nothing  # type: ignore[no-any-return]
 
 
+class Tied(linen.Module):
+    """Scores with the table of an embedding that is made in a compact call."""
+
+    config: Any
+
+    @linen.compact
+    def __call__(self, x: jax.Array, embed: Any) -> jax.Array:
+        return x @ embed.table.T  # type: ignore[no-any-return]
+
+
 class Inheriting(Failing):
     pass
 
@@ -187,6 +197,10 @@ class Inheriting(Failing):
             r"embed makes int; it must make a flax.nnx.Module from the config and `rngs`, or a flax.l",
         ),
         ({"block": Together}, r"block has scales, a nnx.Param that holds a dict in .*\. Make a nnx.Param of each"),
+        (
+            {"embed": modules.LinenEmbed, "head": Tied},
+            r"head uses what embed has only .*\. Let LinenEmbed make its submodules in `setup`",
+        ),
         ({"block": Streamless}, r"block\.further\.drop is a nnx\.Dropout without random .*: make it with rngs"),
         ({"block": OfNoise}, r"block asks for random numbers .*PRNG for .noise. .*The only stream is 'dropout'"),
         ({"block": Failing}, r"test_refused_modules\.py, line \d+: AttributeError: .*nothing"),
