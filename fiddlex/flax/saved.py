@@ -93,9 +93,8 @@ def _enlarged(
         if from_stash.intersection(_names(equation.invars)):
             from_stash.update(equation.outvars)
     for equation in (*reversed(pulled), *reversed(again)):
-        if found.intersection(equation.outvars):
-            found.update(_names(equation.invars))
-        read = set(_names([taken.get(name, name) for name in _sensitive(equation)]))
+        names = _names(equation.invars) if found.intersection(equation.outvars) else _sensitive(equation)
+        read = set(_names([taken.get(name, name) for name in names]))
         # Two arrays of the stash that are rounded apart are no longer equal, or in order.
         if equation.primitive.name not in _COMPARE or len(from_stash.intersection(read)) > 1:
             found.update(read)

@@ -103,6 +103,19 @@ def quotient(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
     return x + (x @ w / jax.lax.stop_gradient(jnp.abs(x @ w[:, ::-1]) + 1e-3)) @ w.T
 
 
+@jax.custom_vjp
+def shared(x: jax.Array, by: jax.Array) -> jax.Array:
+    """`x / by`, with a derivative that divides by a broadcast array."""
+    return x / by
+
+
+shared.defvjp(lambda x, by: (x / by, (x, by)), lambda saved, g: (g / saved[1], jnp.zeros_like(saved[1])))
+
+
+def of_its_own(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
+    return x + shared(x @ w, jnp.abs(x @ w[:, ::-1])[:, :1] + 1e-3) @ w.T
+
+
 def inverse(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
     y = x @ w
     return x + (y * (jnp.square(y) + 1e-3) ** -1) @ w.T
@@ -113,7 +126,7 @@ def waves(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
 
 
 @pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
-@pytest.mark.parametrize("function", [attention, peak, quotient, inverse, waves])
+@pytest.mark.parametrize("function", [attention, peak, quotient, of_its_own, inverse, waves])
 def test_a_stash_of_8_bits_rounds_nothing_whose_errors_grow(function: Any, kind: str) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     w, x, dy = (
