@@ -106,14 +106,14 @@ def quotient(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
 @jax.custom_vjp
 def shared(x: jax.Array, by: jax.Array) -> jax.Array:
     """`x / by`, with a derivative that divides by a broadcast array."""
-    return x / by
+    return x / by[:, None]
 
 
-shared.defvjp(lambda x, by: (x / by, (x, by)), lambda saved, g: (g / saved[1], jnp.zeros_like(saved[1])))
+shared.defvjp(lambda x, by: (shared(x, by), by), lambda by, g: (g / by[:, None], jnp.zeros_like(by)))
 
 
 def of_its_own(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
-    return x + shared(x @ w, jnp.abs(x @ w[:, ::-1])[:, :1] + 1e-3) @ w.T
+    return x + shared(x @ w, jnp.abs(x @ w[:, ::-1])[:, 0] + 1e-3) @ w.T
 
 
 def inverse(w: jax.Array, x: jax.Array, again: None) -> jax.Array:
