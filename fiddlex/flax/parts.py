@@ -85,24 +85,28 @@ def _no_module(role: str, found: Any) -> ConfigError:
 
 
 def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruct, embed: Part | None) -> Part:
-    traced, sows = list[Any](), set[type]()
+    made, sows = list[Any](), set[type]()
 
-    def split(key: jax.Array) -> tuple[Any, Any]:
-        module = make(key)
+    def split(key: jax.Array) -> Any:
+        with jax.ensure_compile_time_eval():  # in a trace too: of what does not follow from the key
+            module = make(key)
         if not isinstance(module, nnx.Module):
             raise _no_module(role, module)
         graph, params, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
-        traced[:] = module, graph
-        return params, rest
+        made[:] = module, graph, rest
+        return params
 
     first, second = map(jax.random.key, (0, 1))
     with nnx.use_eager_sharding(False):  # its annotations name logical axes, and there is no mesh yet
-        params, _ = jax.eval_shape(split, first)
-        # An array outside a Variable is a part of the graph of a module that is made in a trace.
-        make_rest = (lambda key: split(key)[1]) if _holds_tracers(traced[1]) else jax.jit(lambda key: split(key)[1])
-        other, rest = make_rest(second), make_rest(first)
-    module, graph = traced
+        params = jax.eval_shape(split, first)
+        other = made[2]
+        if _holds_tracers(made[1], other):
+            split(second)
+            other = made[2]
+            split(first)
+    module, graph, rest = made
     _check_rest(role, rest, other)
+    rest = jax.tree.map(_without_trace, rest)
     for path, each in nnx.to_flat_state(params):
         if not hasattr(value := _value(each), "shape"):
             raise ConfigError(
@@ -122,9 +126,9 @@ def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruc
 
     def bound(weights: Weights) -> Any:
         state = jax.tree.unflatten(structure, [_at(weights, path) for path in paths])
-        made = nnx.merge(graph, state, rest, copy=True)  # without a copy a call would write into `rest`
-        made.eval()
-        return made
+        called = nnx.merge(graph, state, rest, copy=True)  # without a copy a call would write into `rest`
+        called.eval()
+        return called
 
     def apply(weights: Weights, key: jax.Array | None, *inputs: Any, **others: Any) -> Any:
         called = bound(weights)
@@ -251,10 +255,21 @@ def _check_streams(role: str, module: nnx.Module) -> None:
             )
 
 
-def _holds_tracers(graph: Any) -> bool:
-    """Whether a graph has arrays of the trace that made it among its static attributes."""
-    static = (getattr(attribute, "value", None) for _, attribute in graph.attributes)
-    return any(isinstance(leaf, jax.core.Tracer) for each in static for leaf in jax.tree.leaves(each))
+def _holds_tracers(graph: Any, rest: Any) -> bool:
+    """Whether arrays of the trace that made a module are among its static attributes, or what it keeps but streams."""
+    static = [getattr(attribute, "value", None) for _, attribute in graph.attributes]
+    kept = [_value(each) for _, each in nnx.to_flat_state(rest) if not isinstance(each, nnx.RngState)]
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves([static, kept]))
+
+
+def _without_trace(x: Any) -> Any:
+    """In place of a stream's key in a trace any key: calls get their own."""
+    if not isinstance(x, jax.core.Tracer):
+        return x
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(x.shape, x.dtype)
+    key = jax.random.key(0, impl=jax.random.key_impl(x))
+    return jax.random.split(key, x.shape) if x.shape else key
 
 
 def _check_rest(role: str, rest: Any, other: Any) -> None:
@@ -262,7 +277,7 @@ def _check_rest(role: str, rest: Any, other: Any) -> None:
     for (path, each), (_, different) in zip(*map(nnx.to_flat_state, (rest, other)), strict=True):
         if isinstance(each, nnx.BatchStat):
             raise _changing(role, f"{'.'.join(_path(path))}, a nnx.BatchStat")
-        if isinstance(each, nnx.RngState):
+        if isinstance(each, nnx.RngState) or each is different:
             continue
         leaves = zip(*map(jax.tree.leaves, map(_value, (each, different))), strict=True)
         if not all(jnp.array_equal(a, b, equal_nan=True) for a, b in leaves):

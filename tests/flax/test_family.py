@@ -370,4 +370,4 @@ def test_what_stays_whole_is_told_once(
     config.mesh.sequence_parallel = True  # then a rank computes with it at its own positions
     Trainer(config)
     (message,) = {each.getMessage() for each in caplog.records if "tensor rank has" in each.getMessage()}
-    assert "each tensor rank has all of square.kernel, 11% of a layer's weights. Logical axes" in message
+    assert "each tensor rank has all of square.kernel, 11% of a layer's weights. Its rules cut what has" in message
