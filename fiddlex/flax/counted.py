@@ -150,7 +150,7 @@ class Sizes(NamedTuple):
         def counted(weights: Weights, x: jax.Array, keys: Keys) -> jax.Array:
             vjp, again = SplitVjp(layer), (keys, jnp.ones((len(x), 2)))
             y, saved, _ = vjp.forward(weights, x, again)
-            left = [_left(SplitVjp(layer, recompute=full), weights, x, again) for full in (False, True)]
+            left = [_left(each, weights, x, again) for each in (vjp, SplitVjp(layer, recompute=True))]
             found.extend([list(map(jax.typeof, saved)), vjp.encodes(weights, x, again), *left])
             return y
 
