@@ -1,4 +1,5 @@
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,21 @@ from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE, Dropo
 def masks(site: int, layer: int, *, step: int = 0, seed: int = 0, rate: float = 0.25, tensor: int = 1) -> np.ndarray:
     """Dropped ones, [4 examples, 64 positions, 96 features], the sequence cut over `tensor`."""
 
-    def draw() -> jax.Array:
-        keys = example_keys(jax.random.key(seed), jnp.int32(step), jnp.arange(4))
+    drawn = drawing(site, rate, tensor, dropout.MOST_AT_ONCE)
+    return np.asarray(drawn(*(jnp.int32(number) for number in (layer, step, seed))))
+
+
+@functools.cache
+def drawing(site: int, rate: float, tensor: int, most_at_once: int) -> Callable[..., jax.Array]:
+    """The masks of a layer, a step and a seed, compiled; `most_at_once` is `dropout.MOST_AT_ONCE`."""
+
+    def draw(layer: jax.Array, step: jax.Array, seed: jax.Array) -> jax.Array:
+        keys = example_keys(jax.random.key(seed), step, jnp.arange(4))
         ones = jnp.ones((4, 64 // tensor, 96))
         return Dropout(rate, keys, layer).residual(ones, site, ("tensor",) * (tensor > 1))
 
     mesh = make_mesh(MeshConfig(tensor=tensor))
-    return np.asarray(jax.shard_map(draw, mesh=mesh, in_specs=(), out_specs=P(None, "tensor"))())
+    return jax.jit(jax.shard_map(draw, mesh=mesh, in_specs=P(), out_specs=P(None, "tensor")))
 
 
 def test_rate_and_scale() -> None:
@@ -74,11 +83,13 @@ def test_masks_read_from_bits_are_those_drawn_again(shape: tuple[int, ...]) -> N
 
     x = jnp.arange(1, np.prod(shape) + 1, dtype=jnp.float32).reshape(shape)
     (y, dx), again = (
-        jax.shard_map(
-            functools.partial(both, redraws=redraws),
-            mesh=make_mesh(MeshConfig()),
-            in_specs=P(),
-            out_specs=(P(), P()),
+        jax.jit(
+            jax.shard_map(
+                functools.partial(both, redraws=redraws),
+                mesh=make_mesh(MeshConfig()),
+                in_specs=P(),
+                out_specs=(P(), P()),
+            )
         )(x)
         for redraws in (False, True)
     )
