@@ -84,12 +84,11 @@ def fraction(name: str, value: float) -> None:
 def divides(name: str, value: int, by_name: str, by: int, why: str, *, of: int = 0) -> None:
     """Checks that `value` is a multiple of `by`; `why` ends the sentence that states the rule.
 
-    With `of`, the values that the message proposes divide that number.
+    With `of`, a number that `value` divides, the message proposes no multiples that do not.
     """
     if value % by:
-        multiples = near_multiples(value, by)
-        if of:
-            multiples = " or ".join(_near([number for number in divisors(of) if number % by == 0], value, 2))
+        fitting = _near([number for number in _divisors(of) if number % by == 0], value, 2) if of else []
+        multiples = " or ".join(fitting) if of else near_multiples(value, by)
         others = f", or {name} {multiples}" if multiples else ""
         raise ConfigError(
             f"{name}={value} is not a multiple of {by_name}={by}: {why}. "
@@ -97,14 +96,14 @@ def divides(name: str, value: int, by_name: str, by: int, why: str, *, of: int =
         )
 
 
-def divisors(value: int) -> list[int]:
+def _divisors(value: int) -> list[int]:
     small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
     return sorted({*small, *(value // d for d in small)})
 
 
 def near_divisors(value: int, by: int) -> str:
     """The divisors of `value` that are nearest to `by`, for a message."""
-    return ", ".join(_near(divisors(value), by, 4))
+    return ", ".join(_near(_divisors(value), by, 4))
 
 
 def _near(numbers: list[int], value: int, most: int) -> list[str]:

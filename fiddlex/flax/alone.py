@@ -120,10 +120,8 @@ class _Alone:
         """The forward pass and the backward pass of arguments of such types."""
         key, types, known, ranks = _described(args, self._axes)
         if key not in self._halves:
-            trace = Trace.of(functools.partial(with_vjp, self._function), *types)
+            trace, pulled = derivative(self._function, *types)
             planned = plan(trace.jaxpr, known, self._results(trace.results.children()[0]), ranks)
-            y, vjp = jax.tree.unflatten(trace.results, [name.aval for name in trace.jaxpr.outvars])
-            pulled = Trace.of(pull, vjp, y)
             structures = trace.results.children()[0], pulled.results
             sizes = [len(jax.tree.leaves(each)) for each in types]
             first, second = passes(trace.closed, pulled.closed, structures, planned, sizes, ranks)
@@ -154,16 +152,6 @@ class _Alone:
         return [*(of_gradient(place, terms=self._terms) for place in self._places), self._given]
 
 
-def with_vjp(function: Callable[..., Tree], weights: Tree, x: jax.Array, again: Tree) -> tuple[Tree, Tree]:
-    """`function(weights, x, again)`, and what `pull` takes of it."""
-    return jax.vjp(lambda weights, x: function(weights, x, again), weights, x)
-
-
-def pull(vjp: Callable[[Tree], tuple[Tree, Tree]], dy: Tree) -> tuple[Tree, Tree]:
-    """The gradients of weights and of `x`."""
-    return vjp(dy)
-
-
 def _as_part(array: jax.Array, place: Place) -> Any:
     return _Part(array, place) if isinstance(place, Cut) else array
 
@@ -188,6 +176,17 @@ class Trace(NamedTuple):
     @property
     def jaxpr(self) -> core.Jaxpr:
         return self.closed.jaxpr
+
+
+def derivative(function: Callable[..., Tree], *types: Tree) -> tuple[Trace, Trace]:
+    """Traces of `function(weights, x, again)` with its vjp, and of the vjp, a function of itself and the gradient."""
+
+    def forward(weights: Tree, x: jax.Array, again: Tree) -> tuple[Tree, Tree]:
+        return jax.vjp(lambda weights, x: function(weights, x, again), weights, x)
+
+    trace = Trace.of(forward, *types)
+    y, vjp = jax.tree.unflatten(trace.results, [name.aval for name in trace.jaxpr.outvars])
+    return trace, Trace.of(lambda vjp, dy: vjp(dy), vjp, y)
 
 
 class _Inlined:

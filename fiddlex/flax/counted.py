@@ -4,7 +4,6 @@ Of elementwise work it counts what a compiler that fuses it reads and writes: ar
 results are made of, or make.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from fiddlex.flax.alone import Trace, pull, with_vjp
+from fiddlex.flax.alone import Trace, derivative
 from fiddlex.flax.model import Functions, Keys
 from fiddlex.flax.operations import Cut, Place, cut, stored_whole
 from fiddlex.flax.partition import Plan, Step, of_gradient, plan
@@ -191,11 +190,9 @@ class _Derivative(NamedTuple):
         """Of whole arguments, of which a rank has `places` of weights and input; it is to have `result` first."""
         terms = places[-1] is not None
 
-        forward = Trace.of(functools.partial(with_vjp, function), *arguments)
-        y, vjp = jax.tree.unflatten(forward.results, [name.aval for name in forward.jaxpr.outvars])
-        results = [result, *[None] * (len(jax.tree.leaves(y)) - 1)]
+        forward, backward = derivative(function, *arguments)
+        results = [result, *[None] * (forward.results.children()[0].num_leaves - 1)]
         made = plan(forward.jaxpr, places, results, ranks)
-        backward = Trace.of(pull, vjp, y)
         gradients = [*(of_gradient(place, terms=terms) for place in places[:-1]), places[-1]]
         pulled = plan(backward.jaxpr, [*made.places[len(results) :], *results], gradients, ranks)
         taken = list(zip(forward.jaxpr.outvars[len(results) :], backward.jaxpr.invars, strict=False))

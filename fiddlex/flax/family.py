@@ -56,15 +56,7 @@ def family(
     Raises:
       ConfigError: when a rule is neither "tensor" nor None.
     """
-    if not isinstance(rules, Mapping | None):
-        raise ConfigError(
-            f"family(…, rules={rules!r}): rules are a dictionary, as in {{'mlp': 'tensor', 'embed': None}}."
-        )
-    if wrong := [axis for axis, to in (rules or {}).items() if to not in ("tensor", None)]:
-        raise ConfigError(
-            f"family(…, rules=…) maps {wrong[0]!r} to {(rules or {})[wrong[0]]!r}; it maps a logical axis to 'tensor', "
-            "or to None. Other mesh axes are fiddlex's own: layers are spread over pipe, examples over data."
-        )
+    _check_rules(rules)
     kept, told = dict[Any, Any](), set[Any]()
 
     def once(key: Any, make: Callable[[], Any]) -> Any:
@@ -115,6 +107,20 @@ def family(
         dropout=True,
         attends=False,
     )
+
+
+def _check_rules(rules: Any) -> None:
+    if rules is None:
+        return
+    if not isinstance(rules, Mapping):
+        raise ConfigError(
+            f"family(…, rules={rules!r}): rules are a dictionary, as in {{'mlp': 'tensor', 'embed': None}}."
+        )
+    if wrong := [axis for axis, to in rules.items() if to not in ("tensor", None)]:
+        raise ConfigError(
+            f"family(…, rules=…) maps {wrong[0]!r} to {rules[wrong[0]]!r}; it maps a logical axis to 'tensor', or to "
+            "None. Other mesh axes are fiddlex's own: layers are spread over pipe, examples over data."
+        )
 
 
 def _parts(config: Config, *made: Callable[..., Any]) -> tuple[dict[str, Part], dict[str, list[Place]], bool]:

@@ -1,7 +1,7 @@
 """One Flax module as two pure functions: one makes its weights, one applies them.
 
-Weights are nested dictionaries of arrays, whose names are those of the module's parameters. A module is made outside
-any trace, and without its parameters' values where it keeps no array outside a `nnx.Variable`.
+Weights are nested dictionaries of arrays, whose names are those of the module's parameters. A module of NNX is made in
+a trace, so that its parameters have no values. What it keeps besides, such as a mask, is computed then.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruc
     made, sows = list[Any](), set[type]()
 
     def split(key: jax.Array) -> Any:
-        with jax.ensure_compile_time_eval():  # in a trace too: of what does not follow from the key
+        with jax.ensure_compile_time_eval():  # in a trace, of all that does not follow from the key
             module = make(key)
         if not isinstance(module, nnx.Module):
             raise _no_module(role, module)
@@ -100,7 +100,7 @@ def _nnx(role: str, make: Callable[[jax.Array], Any], given: jax.ShapeDtypeStruc
     with nnx.use_eager_sharding(False):  # its annotations name logical axes, and there is no mesh yet
         params = jax.eval_shape(split, first)
         other = made[2]
-        if _holds_tracers(made[1], other):
+        if _holds_tracers(made[1], other):  # made with two keys, what is random differs
             split(second)
             other = made[2]
             split(first)

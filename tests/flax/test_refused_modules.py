@@ -245,10 +245,9 @@ def routed(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 @pytest.mark.long
 def test_what_takes_no_single_examples_runs_where_nothing_is_dropped(routed: Config) -> None:
-    config = routed
-    expected = losses(config, 2)
-    config.mesh.data, config.mesh.tensor, config.mesh.sequence_parallel = 1, 2, True
-    assert losses(config, 2) == pytest.approx(expected, rel=1e-5)
+    expected = losses(routed, 2)
+    routed.mesh.data, routed.mesh.tensor, routed.mesh.sequence_parallel = 1, 2, True
+    assert losses(routed, 2) == pytest.approx(expected, rel=1e-5)
 
 
 def test_what_takes_no_single_examples_is_refused_where_something_is_dropped(routed: Config) -> None:

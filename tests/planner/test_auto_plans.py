@@ -70,7 +70,6 @@ def test_where_plans_may_take_less_than_the_chip_has_a_plan_has_still_what_a_run
         with caplog.at_level("INFO", "fiddlex"):
             plans = with_auto(less, search(less, keep=1), 1).plans
         assert [other for other in plans if other.layout == plan.layout] == added
-    # of the weight stash of products in pieces, a rank's own part is in the stash
     assert "pipeline.num_chunks=2 is left out: it takes 11.40 GiB of a device and 0 bytes of its host" in caplog.text
 
 

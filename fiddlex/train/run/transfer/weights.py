@@ -72,14 +72,10 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], We
     if trees.is_tree(workdir):
         return trees.read_tree(workdir, config)
     if not (workdir / "config.json").exists() and not workdir.is_file():
-        inner = trees.trees_in(workdir)
-        raise CheckpointError(
-            f"train.init_from={workdir} is no directory of a run, and has folders in which orbax has saved arrays. "
-            f"Name one of these, such as {inner[-1]}."
-            if inner
-            else f"train.init_from={workdir} has no config.json, as the directory of a run has, and is no folder in "
-            "which orbax has saved weights (docs/flax.md). Name one of the two, or hf:DIR for a folder of transformers."
-        )
+        what = "is no folder in which orbax has saved weights (docs/flax.md). Name one of the two, or hf:DIR"
+        if inner := trees.trees_in(workdir):
+            what = f"has folders in which orbax has saved arrays. Name one of these, such as {inner[-1]}"
+        raise CheckpointError(f"train.init_from={workdir} is no directory of a run, and {what}.")
     saved = read_config(workdir, named_by="train.init_from")
     check_fits(saved, config, workdir)
     check_original_window(workdir, config)
